@@ -1,0 +1,7 @@
+"""``python -m fmsupervisor``."""
+
+import sys
+
+from fmsupervisor.cli import main
+
+sys.exit(main())

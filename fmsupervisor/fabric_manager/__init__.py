@@ -1,0 +1,1 @@
+"""One module per thing Fabric Manager has: binary, configuration, process, log."""

@@ -1,0 +1,1 @@
+"""One module per kernel interface: what the host shows, and what may be done to it."""

@@ -1,0 +1,1 @@
+"""One module per audience: systemd, Prometheus, journald, the person at a terminal."""
