@@ -1,6 +1,6 @@
 """What the observers report: plain values, no I/O, no judgement.
 
-Three things are kept apart everywhere: a value, ``None`` (it is not there), and ``Unknown`` (it could not be looked at).
+Three things are kept apart everywhere: a value, ``None`` (it is not there), ``Unknown`` (it could not be looked at).
 PCI bus ids are written ``dddd:bb:dd.f`` in lower case.
 """
 
@@ -25,7 +25,7 @@ class Unknown:
 class Problem:
     """One active condition: the registry's code and the particulars of this case.
 
-    ``subject`` is what tells two instances of one condition apart (a PCI bus id, a path); empty when there can be one only.
+    ``subject`` tells two instances of one condition apart (a PCI bus id, a path); empty when there can be only one.
     """
 
     code: Code
@@ -62,7 +62,7 @@ class Host:
     switches: tuple[PciFunction, ...]  # vendor 10de, class 0x068000, by bus id
     gpus: tuple[PciFunction, ...]  # vendor 10de, class 0x0300xx or 0x0302xx, by bus id
     nvlink5_bridges: tuple[str, ...]  # PCI bus ids of InfiniBand devices whose VPD says SW_MNG
-    module: LoadedModule | None | Unknown
+    module: LoadedModule | Unknown | None
     probed_switches: tuple[str, ...] | None  # /proc/driver/nvidia-nvswitch/devices; None: the directory does not exist
     majors: Mapping[str, int]  # character devices of /proc/devices whose name begins with "nvidia"
     fabric_management_minor: int | None  # DeviceFileMinor of /proc/driver/nvidia-nvlink/capabilities/fabric-mgmt
@@ -165,7 +165,7 @@ class WantedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """What became of one wanted node: ``kept``, ``created``, ``replaced``, ``adjusted`` or ``refused``."""
+    """What became of one wanted node: ``kept``, ``created``, ``replaced``, ``adjusted``, ``refused`` or ``failed``."""
 
     node: WantedNode
     outcome: str

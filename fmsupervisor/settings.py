@@ -7,8 +7,23 @@ TOML file, ``fmsupervisor config --default``, the documentation and the tests ar
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
+
+
+class Form(StrEnum):
+    """What a text looks like; the value is the description that people read.
+
+    Every text is one line of printable characters without blanks at its ends.
+    """
+
+    TEXT = "text that is not empty"
+    PATH = 'an absolute path without ".."'
+    PATH_OR_EMPTY = 'an absolute path without "..", or ""'
+    MODE = 'octal permissions such as "0660"'
+    ADDRESS = 'HOST:PORT such as "127.0.0.1:9752" or "[::]:9752"'
+    PARAMETER = "NAME=VALUE; a value with blanks in double quotes"
 
 
 def setting(
@@ -19,11 +34,25 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     packaged: Any = None,
+    form: Form = Form.TEXT,
+    maximum_bytes: int | None = None,
 ) -> Any:
-    """Declare one key. ``packaged``: its default when ``layout = "packaged"``, where that differs."""
-    metadata = {"meaning": meaning, "allowed": allowed, "minimum": minimum, "maximum": maximum, "packaged": packaged}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: MappingProxyType(dict(default)), metadata=metadata)
+    """Declare one key.
+
+    ``allowed``, ``form`` and ``maximum_bytes`` are for texts and for the items of lists, ``minimum`` and ``maximum`` for
+    numbers. ``packaged`` is the default when ``layout = "packaged"``, where that differs.
+    """
+    metadata = {
+        "meaning": meaning,
+        "allowed": allowed,
+        "minimum": minimum,
+        "maximum": maximum,
+        "packaged": packaged,
+        "form": form,
+        "maximum_bytes": maximum_bytes,
+    }
+    if isinstance(default, dict):  # a read-only mapping has no hash of its own; equal settings still hash alike
+        return field(default_factory=lambda: MappingProxyType(dict(default)), hash=False, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -41,8 +70,13 @@ class ModuleSettings:
         "{prefix}/usr/lib/modules",
         "Directory with one subdirectory per kernel release, searched for nvidia.ko, .ko.zst, .ko.xz and .ko.gz.",
         packaged="/lib/modules",
+        form=Form.PATH,
     )
-    parameters: tuple[str, ...] = setting((), 'Module parameters, for example "NVreg_EnableGpuFirmware=1".')
+    parameters: tuple[str, ...] = setting(
+        (),
+        'Module parameters, for example "NVreg_EnableGpuFirmware=1".',
+        form=Form.PARAMETER,
+    )
     allow_newer_build: bool = setting(
         False, "Also accept a module that was built for a newer kernel than the running one."
     )
@@ -90,7 +124,9 @@ class DeviceNodeSettings:
         allowed=("nvidia-nvswitchctl", "nvidia-nvswitch", "nvidia-nvlink", "nvidiactl", "fabric-mgmt"),
     )
     mode: str = setting(
-        "0666", "Permissions of the nodes, octal. A setuid nvidia-modprobe would set nvswitch nodes back to 0666."
+        "0666",
+        "Permissions of the nodes, octal. A setuid nvidia-modprobe would set nvswitch nodes back to 0666.",
+        form=Form.MODE,
     )
     owner: str = setting("root", "Owner of the nodes, name or number.")
     group: str = setting("root", "Group of the nodes, name or number.")
@@ -100,44 +136,61 @@ class DeviceNodeSettings:
 class FabricManagerSettings:
     """``[fabric_manager]``: the program, its configuration and its deadlines."""
 
-    binary: str = setting("{prefix}/usr/bin/nv-fabricmanager", "The program.", packaged="/usr/bin/nv-fabricmanager")
+    binary: str = setting(
+        "{prefix}/usr/bin/nv-fabricmanager",
+        "The program.",
+        packaged="/usr/bin/nv-fabricmanager",
+        form=Form.PATH,
+    )
     library_paths: tuple[str, ...] = setting(
         ("{prefix}/usr/lib64", "{prefix}/usr/lib", "{prefix}/usr/lib/x86_64-linux-gnu"),
         "Directories searched first for libnvidia-nscq and other libraries; LD_LIBRARY_PATH of Fabric Manager, and of nothing else.",
         packaged=(),
+        form=Form.PATH,
     )
     stock_config: str = setting(
         "{prefix}/usr/share/nvidia/nvswitch/fabricmanager.cfg",
         "The configuration file that came with Fabric Manager; it is read and never changed.",
         packaged="/usr/share/nvidia/nvswitch/fabricmanager.cfg",
+        form=Form.PATH,
     )
     config: str = setting(
         "{prefix}/fm.cfg",
         "Where the configuration that Fabric Manager gets is written.",
         packaged="/run/fmsupervisor/fm.cfg",
+        form=Form.PATH,
     )
     topology_path: str = setting(
         "{prefix}/usr/share/nvidia/nvswitch",
         "TOPOLOGY_FILE_PATH: directory of the topology files.",
         packaged="/usr/share/nvidia/nvswitch",
+        form=Form.PATH,
+        maximum_bytes=256,
     )
     log_file: str = setting(
         "{prefix}/fabricmanager.log",
         'LOG_FILE_NAME; "" makes Fabric Manager log to its standard error.',
         packaged="/var/log/fabricmanager.log",
+        form=Form.PATH_OR_EMPTY,
+        maximum_bytes=256,
     )
     state_file: str = setting(
         "{prefix}/fabricmanager.state",
         "STATE_FILE_NAME, used in fabric modes 1 and 2.",
         packaged="/var/lib/nvidia-fabricmanager/fabricmanager.state",
+        form=Form.PATH,
+        maximum_bytes=256,
     )
     database_path: str = setting(
         "{prefix}/database",
         "DATABASE_PATH, for the versions that know it (535 and later).",
         packaged="/var/lib/nvidia-fabricmanager",
+        form=Form.PATH,
     )
     run_directory: str = setting(
-        "/run/nvidia-fabricmanager", "Directory made before each start; Fabric Manager needs it."
+        "/run/nvidia-fabricmanager",
+        "Directory made before each start; Fabric Manager needs it.",
+        form=Form.PATH,
     )
     fabric_mode: int = setting(
         0, "FABRIC_MODE: 0 bare metal or full pass-through, 1 shared NVSwitch, 2 vGPU.", minimum=0, maximum=2
@@ -195,7 +248,9 @@ class ServiceSettings:
         allowed=("decided", "configured", "started"),
     )
     state_directory: str = setting(
-        "/run/fmsupervisor", "Where status.json and the lock are kept; volatile, readable by all."
+        "/run/fmsupervisor",
+        "Where status.json and the lock are kept; volatile, readable by all.",
+        form=Form.PATH,
     )
 
 
@@ -204,9 +259,15 @@ class MetricsSettings:
     """``[metrics]``: the HTTP server for Prometheus."""
 
     enabled: bool = setting(True, "Serve /metrics, /healthz and /readyz.")
-    listen: str = setting("127.0.0.1:9752", 'Address and port. "[::]:9752" listens on all addresses.')
+    listen: str = setting(
+        "127.0.0.1:9752",
+        'Address and port. "[::]:9752" listens on all addresses.',
+        form=Form.ADDRESS,
+    )
     web_config: str = setting(
-        "", "A Prometheus exporter-toolkit web.yml with TLS and basic auth; re-read when it changes. Empty: plain HTTP."
+        "",
+        "A Prometheus exporter-toolkit web.yml with TLS and basic auth; re-read when it changes. Empty: plain HTTP.",
+        form=Form.PATH_OR_EMPTY,
     )
 
 
@@ -237,7 +298,9 @@ class Settings:
         allowed=("tree", "packaged"),
     )
     prefix: str = setting(
-        "/usr/local/nvidia", "Directory that the driver and Fabric Manager packages were extracted to."
+        "/usr/local/nvidia",
+        "Directory that the driver and Fabric Manager packages were extracted to.",
+        form=Form.PATH,
     )
     module: ModuleSettings = field(default_factory=ModuleSettings)
     switches: SwitchSettings = field(default_factory=SwitchSettings)

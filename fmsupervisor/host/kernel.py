@@ -65,7 +65,7 @@ class Kernel(Protocol):
         """lstat(2) of a path below /dev; None when nothing is there. Raises ``CannotObserve``."""
 
     def make_node(self, path: str, major: int, minor: int, mode: int, uid: int, gid: int) -> None:
-        """Put a character device at ``path`` in one step, in place of the device that may be there. Raises ``OSError``."""
+        """Put a character device at ``path`` in one step, replacing the one that may be there. Raises ``OSError``."""
 
     def adjust_node(self, path: str, mode: int, uid: int, gid: int) -> None:
         """Set permissions and owner of the device at ``path`` without following a symbolic link. Raises ``OSError``."""

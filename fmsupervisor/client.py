@@ -1,0 +1,73 @@
+"""Reading the daemon's status from outside: ``status`` and ``wait``. The daemon is not asked and not disturbed."""
+
+import json
+import sys
+import time
+from typing import Any
+
+from fmsupervisor.daemon_lock import InstanceLock
+from fmsupervisor.exit_codes import ExitCode
+from fmsupervisor.host.root import HostRoot
+from fmsupervisor.report.status import STATUS_FILE, render_text
+from fmsupervisor.settings import Settings
+
+_POLL_SECONDS = 0.2
+_STATUS_LIMIT_BYTES = 16 << 20
+
+
+class StatusReader:
+    """The status file of the daemon with these settings."""
+
+    def __init__(self, settings: Settings, root: HostRoot | None = None) -> None:
+        self._root = root or HostRoot("/")
+        self._directory = settings.service.state_directory
+
+    def read(self) -> dict[str, Any] | None:
+        """The present status document; None when no daemon runs or it has not written one yet."""
+        if not InstanceLock(self._root, self._directory).is_held():
+            return None
+        content = self._root.read_bytes(f"{self._directory}/{STATUS_FILE}", _STATUS_LIMIT_BYTES)
+        try:
+            document = json.loads(content or b"null")
+        except ValueError:
+            return None
+        return document if isinstance(document, dict) else None
+
+    def show(self, *, as_json: bool, watch: bool) -> int:
+        """Print the status; with ``watch``, again whenever it changes, until interrupted."""
+        shown: object = object()
+        while True:
+            document = self.read()
+            stamp = document["updated_at"] if document else None
+            if stamp != shown:
+                shown = stamp
+                self._print(document, as_json=as_json)
+            if not watch:
+                return self._exit_code(document)
+            time.sleep(_POLL_SECONDS)
+
+    def _print(self, document: dict[str, Any] | None, *, as_json: bool) -> None:
+        if document is None:
+            print("no fmsupervisor is running", file=sys.stderr)  # noqa: T201
+        else:
+            sys.stdout.write(json.dumps(document, indent=2) + "\n" if as_json else render_text(document))
+            sys.stdout.flush()
+
+    def _exit_code(self, document: dict[str, Any] | None) -> int:
+        if document is None:
+            return ExitCode.NO_DAEMON
+        return ExitCode.OK if document["ready"] else ExitCode.NOT_CONFIGURED
+
+    def wait(self, timeout_seconds: float | None) -> int:
+        """Block until the fabric is configured, or until there is none to wait for on this machine."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            document = self.read()
+            if document is not None and document["state"] in ("configured", "not-applicable"):
+                sys.stdout.write(f"{document['state']}: {document['reason']}\n")
+                return ExitCode.OK
+            if deadline is not None and time.monotonic() >= deadline:
+                why = f"{document['state']}: {document['reason']}" if document else "no fmsupervisor is running"
+                sys.stderr.write(f"not configured after {timeout_seconds:g} s; {why}\n")
+                return ExitCode.NO_DAEMON if document is None else ExitCode.NOT_CONFIGURED
+            time.sleep(_POLL_SECONDS)

@@ -1,0 +1,126 @@
+"""Fold what Fabric Manager wrote into the state: progress, registrations, failures, errors, counters."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from fmsupervisor.conditions import Code
+from fmsupervisor.core.restart import FAILURE_KINDS
+from fmsupervisor.core.state import Counters, Latched, Run, State
+from fmsupervisor.facts import LogBatch, LogKind, LogRecord, Problem, SwitchErrorKey
+
+_MAX_SWITCH_ERROR_SERIES = 4096  # distinct (switch, number, severity, port); more are counted together
+_MAX_LEVELS = 16
+_MAX_GPUS = 256
+_MAX_FAILURES = 32
+
+
+def read_log(state: State, batch: LogBatch) -> State:
+    """The state after a batch of lines of one source."""
+    state = replace(state, counters=_count(state.counters, state, batch))
+    if batch.source == "file":
+        size = batch.file_size_bytes if batch.file_size_bytes is not None else state.log_size_bytes
+        state = replace(state, log_problem=batch.problem, log_size_bytes=size)
+    for record in batch.records:
+        state = _read_record(state, record)
+    for key, count in batch.switch_errors.items():
+        if key.severity == "fatal":
+            state = _latch_fatal(state, key, count)
+    return state
+
+
+def _count(counters: Counters, state: State, batch: LogBatch) -> Counters:
+    levels = dict(counters.log_lines)
+    for level, count in batch.lines_by_level.items():
+        name = level if level in levels or len(levels) < _MAX_LEVELS else "OTHER"
+        levels[name] = levels.get(name, 0) + count
+    errors: Mapping[SwitchErrorKey, int] = counters.switch_errors
+    if batch.switch_errors:
+        summed = dict(errors)
+        for key, count in batch.switch_errors.items():
+            bounded = _bounded(key, state, summed)
+            summed[bounded] = summed.get(bounded, 0) + count
+        errors = MappingProxyType(summed)
+    stale = sum(1 for record in batch.records if record.kind is LogKind.STALE_HANDLE)
+    return replace(
+        counters,
+        log_lines=MappingProxyType(levels),
+        log_unrecognised=counters.log_unrecognised + batch.unrecognised,
+        switch_errors=errors,
+        stale_handles=counters.stale_handles + stale,
+    )
+
+
+def _bounded(key: SwitchErrorKey, state: State, known: Mapping[SwitchErrorKey, int]) -> SwitchErrorKey:
+    """The key itself, or a catch-all: a hostile log must not make the state grow."""
+    if key.pci_bus_id not in state.seen_switches:
+        key = replace(key, pci_bus_id="other")
+    if key in known or len(known) < _MAX_SWITCH_ERROR_SERIES:
+        return key
+    return replace(key, sxid=0, port=None)
+
+
+def _read_record(state: State, record: LogRecord) -> State:
+    run = state.run
+    if run is None:
+        return state
+    fields = record.fields
+    match record.kind:
+        case LogKind.SESSION_HEADER | LogKind.SETTING | LogKind.CONNECTED | LogKind.ROUTING_STARTED:
+            return state if run.is_log_seen else replace(state, run=replace(run, is_log_seen=True))
+        case LogKind.VERSION:
+            return replace(state, run=replace(run, is_log_seen=True, version=fields.get("version")))
+        case LogKind.CONFIGURED:
+            return replace(state, run=replace(run, is_log_seen=True, success=run.success or state.now))
+        case LogKind.GPU_ADDED | LogKind.GPU_PROBE | LogKind.GPU_ROW:
+            return _gpu_seen(state, run, record)
+        case LogKind.STALE_HANDLE:
+            problem = Problem(Code.STALE_HANDLES, record.text)
+            return _latched(state, run, problem)
+        case LogKind.GPU_RESET_NEEDED:
+            return _latched(state, run, Problem(Code.GPU_RESET_NEEDED, record.text))
+        case kind if kind in FAILURE_KINDS and len(run.failures) < _MAX_FAILURES:
+            return replace(state, run=replace(run, failures=(*run.failures, record)))
+        case _:
+            return state
+
+
+def _gpu_seen(state: State, run: Run, record: LogRecord) -> State:
+    """A GPU has joined (added, row) or asks to join (probe). FM counts modules from 0, everybody else from 1."""
+    fields = record.fields
+    uuid = fields.get("uuid", "")
+    bus_id = fields.get("pci_bus_id", "")
+    if not uuid:
+        return state
+    raw_id = fields.get("module_id") or fields.get("physical_id") or ""
+    on_host = {gpu.pci_bus_id for gpu in state.host.gpus} if state.host else set()
+    if bus_id in on_host and len(state.gpu_buses) < _MAX_GPUS:
+        state = replace(state, gpu_buses=MappingProxyType({**state.gpu_buses, uuid: bus_id}))
+        if raw_id.isdecimal():
+            learned = MappingProxyType({**state.module_ids, bus_id: int(raw_id) + 1})
+            state = replace(state, module_ids=learned)
+    if record.kind is LogKind.GPU_PROBE or len(run.registered) >= _MAX_GPUS:
+        return state
+    registered = MappingProxyType({**run.registered, uuid: bus_id or run.registered.get(uuid, "")})
+    return replace(
+        state,
+        run=replace(run, is_log_seen=True, registered=registered),
+        lost_registrations=state.lost_registrations - {uuid},
+    )
+
+
+def _latch_fatal(state: State, key: SwitchErrorKey, count: int) -> State:
+    run = state.run
+    if run is None:
+        return state
+    port = f" port {key.port}" if key.port is not None else ""
+    times = f" ({count} times)" if count > 1 else ""
+    problem = Problem(Code.SXID_FATAL, f"SXid {key.sxid} on {key.pci_bus_id}{port}{times}", key.pci_bus_id)
+    return _latched(state, run, problem)
+
+
+def _latched(state: State, run: Run, problem: Problem) -> State:
+    key = (problem.code, problem.subject)
+    if key in state.latched or len(state.latched) >= _MAX_GPUS:
+        return state
+    return replace(state, latched=MappingProxyType({**state.latched, key: Latched(problem, run.session)}))

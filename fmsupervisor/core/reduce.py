@@ -1,0 +1,295 @@
+"""Fold one event into the state. Total: every event is accepted in every state.
+
+An observation that failed changes nothing but the note that it failed: lost observability neither sets nor clears a
+fault.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import assert_never
+
+from fmsupervisor.conditions import Code
+from fmsupervisor.core import actions, events, restart, switches
+from fmsupervisor.core.log_facts import read_log
+from fmsupervisor.core.state import (
+    NEVER,
+    Aspect,
+    Block,
+    Exit,
+    ExitClass,
+    Latched,
+    Run,
+    State,
+    Stop,
+    is_cured,
+    make_block,
+)
+from fmsupervisor.core.verdict import config_key, is_confirmed, nodes_key
+from fmsupervisor.facts import DriverState, Host, Moment, Problem, Unknown
+
+_RETRIED_LOAD_FAILURES = frozenset({Code.MODULE_LOAD_BUSY})
+_LOAD_RETRY_SECONDS = 5.0
+_LATCHED_FOR_GOOD = frozenset({Code.SXID_FATAL, Code.STALE_HANDLES, Code.GPU_RESET_NEEDED})
+
+
+def reduce(state: State, event: events.Event, now: Moment) -> State:
+    """The state after ``event`` at ``now``."""
+    state = _apply(replace(state, now=now), event)
+    state = _release_blocks(state)
+    state = _note_switch_wait(state)
+    return _note_configured(state)
+
+
+def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 - one line per event
+    match event:
+        case events.TimePassed():
+            return state
+        case events.HostObserved(host=host):
+            return _host_observed(state, host)
+        case events.HostMayHaveChanged():
+            return replace(state, is_host_stale=True)
+        case events.PathsChanged(paths=paths):
+            return _paths_changed(state, paths)
+        case events.InstallationInspected(installation=installation):
+            return replace(state, installation=installation, is_inspecting=False)
+        case events.ModuleLoadEnded(problem=problem):
+            return _module_load_ended(state, problem)
+        case events.DriverObserved():
+            return _driver_observed(state, event)
+        case events.NodesEnsured(results=results):
+            has_changed = any(result.outcome != "kept" for result in results)
+            asked_at = NEVER if has_changed else state.driver_observed_at
+            return replace(state, nodes=results, nodes_for=nodes_key(state), driver_observed_at=asked_at)
+        case events.ConfigPrepared(config=config):
+            return replace(state, config=config, config_for=config_key(state))
+        case events.ForeignLookedFor(foreign=foreign):
+            return replace(state, foreign=foreign, foreign_looked_at=state.now.monotonic)
+        case events.BackoffDrawn(seconds=seconds):
+            return replace(state, next_start_at=state.now.monotonic + seconds)
+        case events.FabricManagerStarted():
+            return _started(state, event)
+        case events.SpawnFailed(reason=reason):
+            problem = Problem(Code.SPAWN_FAILED, reason)
+            state = replace(state, failures=state.failures + 1, next_start_at=None)
+            return _latch(state, problem, "")
+        case events.FabricManagerExited():
+            return _exited(state, event)
+        case events.OrphansEnded():
+            return replace(state, has_orphans=False)
+        case events.LogRead(batch=batch):
+            return read_log(state, batch)
+        case events.SettingsReloaded():
+            return _settings_reloaded(state, event)
+        case events.ServiceProblem(problem=problem, is_active=is_active):
+            return _service_problem(state, problem, is_active=is_active)
+        case events.StopRequested():
+            return replace(state, is_stopping=True)
+        case events.ActionTaken(action=action):
+            return _action_taken(state, action)
+        case _:
+            assert_never(event)
+
+
+def _host_observed(state: State, host: Host | Unknown) -> State:
+    state = replace(state, is_host_stale=False, host_observed_at=state.now.monotonic)
+    if isinstance(host, Unknown):
+        return replace(state, host_unknown=host.reason)
+    before = state.host
+    state = replace(
+        state,
+        host=host,
+        host_unknown="",
+        nodes_for=None,  # a node may have been changed by hand since
+        seen_switches=state.seen_switches | {switch.pci_bus_id for switch in host.switches},
+    )
+    if before is None or _switch_facts(before) != _switch_facts(host):
+        state = replace(state, driver_observed_at=NEVER)
+    if not host.is_module_live:
+        # A driver that is unloaded or reloaded knows nothing of the switches of before.
+        return replace(
+            state, driver=None, working_switches=frozenset() if host.module is None else state.working_switches
+        )
+    return replace(state, working_switches=state.working_switches | set(switches.working(state)))
+
+
+def _switch_facts(host: Host) -> object:
+    return (host.module, host.switches, host.probed_switches, tuple(sorted(host.majors.items())))
+
+
+def _paths_changed(state: State, paths: frozenset[str]) -> State:
+    installation = state.installation
+    if installation is not None and paths & set(installation.watched_paths):
+        state = replace(state, is_installation_stale=True)
+    if any(result.node.path in paths for result in state.nodes):
+        state = replace(state, nodes_for=None)
+    return state
+
+
+def _module_load_ended(state: State, problem: Problem | None) -> State:
+    state = replace(state, is_loading=False, is_host_stale=True)
+    if problem is None:
+        return replace(state, load_failures=0, load_problem=None, load_retry_at=None)
+    failures = state.load_failures + 1
+    if problem.code in _RETRIED_LOAD_FAILURES:
+        retry_at = state.now.monotonic + _LOAD_RETRY_SECONDS * failures
+        return replace(state, load_failures=failures, load_problem=problem, load_retry_at=retry_at)
+    cures = (Aspect.INSTALLATION, Aspect.SWITCHES, Aspect.SETTINGS, Aspect.LOADED_MODULE)
+    return replace(state, load_failures=failures, blocks=(*state.blocks, make_block(state, problem, *cures)))
+
+
+def _driver_observed(state: State, event: events.DriverObserved) -> State:
+    now = state.now.monotonic
+    state = replace(state, driver=event.driver, driver_observed_at=now)
+    run = state.run
+    if run is None or isinstance(event.driver, Unknown):
+        return state
+    if switches.unconfigured(state):
+        run = replace(run, is_driver_seen_unconfigured=True)
+    is_unmanaged = any(device.driver_state is DriverState.MANAGER_TIMEOUT for device in switches.devices(state))
+    if run.configured is None or not is_unmanaged:
+        return replace(state, run=replace(run, unmanaged_since=None))
+    return replace(state, run=replace(run, unmanaged_since=now if run.unmanaged_since is None else run.unmanaged_since))
+
+
+def _started(state: State, event: events.FabricManagerStarted) -> State:
+    run = Run(session=event.session, pid=event.pid, started=state.now)
+    counters = replace(state.counters, starts=state.counters.starts + 1)
+    return replace(
+        state,
+        run=run,
+        counters=counters,
+        next_start_at=None,
+        foreign=(),
+        pending_settings=(),
+        log_problem="",
+        driver_observed_at=NEVER,
+    )
+
+
+def _exited(state: State, event: events.FabricManagerExited) -> State:
+    run = state.run
+    if run is None:
+        return state
+    found = restart.classify(state, run, event.status, event.last_lines, event.orphans)
+    exits = dict(state.counters.exits)
+    exits[found.exit_class] = exits.get(found.exit_class, 0) + 1
+    state = replace(
+        state,
+        run=None,
+        has_orphans=event.orphans > 0,
+        last_exit=Exit(run.session, run.pid, state.now, event.status, found.exit_class, found.reason, event.last_lines),
+        counters=replace(state.counters, exits=MappingProxyType(exits)),
+        next_start_at=None,
+        foreign_looked_at=NEVER,
+        driver_observed_at=NEVER,
+        lost_registrations=state.lost_registrations | set(run.registered),
+    )
+    if run.stop is not None and run.stop.is_killed:
+        seconds = state.settings.fabric_manager.stop_timeout_seconds
+        state = _latch(
+            state, Problem(Code.STOP_ESCALATED, f"pid {run.pid} ignored SIGTERM for {seconds:g} s"), run.session
+        )
+    match found.exit_class:
+        case ExitClass.UNEXPECTED | ExitClass.EXTERNAL:
+            state = replace(state, failures=restart.failures_after(state, run))
+            return _latch(state, found.problem, run.session) if found.problem else state
+        case ExitClass.TERMINAL if found.problem is not None:
+            return replace(state, blocks=(*state.blocks, make_block(state, found.problem, *found.aspects)))
+        case _:
+            return state
+
+
+def _settings_reloaded(state: State, event: events.SettingsReloaded) -> State:
+    if event.problem is not None:
+        return _service_problem(state, event.problem, is_active=True)
+    problems = {
+        key: problem for key, problem in state.service_problems.items() if problem.code != Code.SETTINGS_INVALID
+    }
+    pending = changed_keys(state, event)
+    return replace(
+        state,
+        settings=event.settings,
+        service_problems=MappingProxyType(problems),
+        is_installation_stale=True,
+        pending_settings=tuple(sorted({*state.pending_settings, *pending})) if state.run else (),
+    )
+
+
+def changed_keys(state: State, event: events.SettingsReloaded) -> tuple[str, ...]:
+    """The changed keys that a running Fabric Manager does not notice."""
+    before, after = state.settings.fabric_manager, event.settings.fabric_manager
+    deadlines = {name for name in after.__slots__ if name.endswith("_seconds") or name == "hang_policy"}
+    names = [name for name in after.__slots__ if name not in deadlines]
+    return tuple(f"fabric_manager.{name}" for name in names if getattr(before, name) != getattr(after, name))
+
+
+def _service_problem(state: State, problem: Problem, *, is_active: bool) -> State:
+    problems: dict[str, Problem] = dict(state.service_problems)
+    key = f"{problem.code} {problem.subject}"
+    if is_active:
+        problems[key] = problem
+    else:
+        problems.pop(key, None)
+    return replace(state, service_problems=MappingProxyType(problems))
+
+
+def _action_taken(state: State, action: actions.Action) -> State:
+    match action:
+        case actions.InspectInstallation():
+            return replace(state, is_inspecting=True, is_installation_stale=False)
+        case actions.LoadModule():
+            return replace(state, is_loading=True, load_began_at=state.now.monotonic, load_problem=None)
+        case actions.TerminateFabricManager(cause=cause):
+            run = replace(state.run, stop=Stop(state.now, cause)) if state.run else None
+            return replace(state, run=run)
+        case actions.KillFabricManager() if state.run and state.run.stop:
+            return replace(state, run=replace(state.run, stop=replace(state.run.stop, is_killed=True)))
+        case _:
+            return state
+
+
+def _latch(state: State, problem: Problem, session: str) -> State:
+    latched: Mapping[tuple[str, str], Latched] = MappingProxyType(
+        {**state.latched, (problem.code, problem.subject): Latched(problem, session)}
+    )
+    return replace(state, latched=latched)
+
+
+def _release_blocks(state: State) -> State:
+    if not state.blocks:
+        return state
+    kept: tuple[Block, ...] = tuple(block for block in state.blocks if not is_cured(state, block))
+    if len(kept) == len(state.blocks):
+        return state
+    return replace(state, blocks=kept, next_start_at=None)
+
+
+def _note_switch_wait(state: State) -> State:
+    """Remember since when the driver has been live with switches missing."""
+    if state.host is None or not state.host.is_module_live:
+        return state if state.switch_wait_since is None else replace(state, switch_wait_since=None)
+    is_complete = len(switches.working(state)) >= max(switches.expected(state), 1)
+    if is_complete:
+        return state if state.switch_wait_since is None else replace(state, switch_wait_since=None)
+    return state if state.switch_wait_since is not None else replace(state, switch_wait_since=state.now.monotonic)
+
+
+def _note_configured(state: State) -> State:
+    """Remember when all witnesses agreed first, and what that makes undone of the past."""
+    run = state.run
+    if run is None or run.stop is not None:
+        return state
+    if run.configured is None:
+        if not is_confirmed(state, run):
+            return state
+        latched = {
+            key: one
+            for key, one in state.latched.items()
+            if one.session == run.session and one.problem.code in _LATCHED_FOR_GOOD
+        }
+        return replace(state, run=replace(run, configured=state.now), latched=MappingProxyType(latched))
+    stable_seconds = state.now.monotonic - run.configured.monotonic
+    if state.failures and stable_seconds >= state.settings.restart.reset_after_seconds:
+        return replace(state, failures=0)
+    return state

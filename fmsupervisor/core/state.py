@@ -1,0 +1,211 @@
+"""What the supervisor knows: one frozen value, folded from events by ``reduce``.
+
+Only facts and history live here. Whatever can be derived (the fabric state, the active conditions, the next action) is
+derived, in ``diagnosis``, ``verdict`` and ``plan``, so that it cannot disagree with the facts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from fmsupervisor.core.actions import StopCause
+from fmsupervisor.facts import (
+    DriverView,
+    ExitStatus,
+    ForeignFabricManager,
+    Host,
+    Installation,
+    LogRecord,
+    Moment,
+    NodeResult,
+    Problem,
+    RenderedConfig,
+    SwitchErrorKey,
+    Unknown,
+)
+from fmsupervisor.settings import Settings
+
+NEVER = float("-inf")
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class ExitClass(StrEnum):
+    """Why Fabric Manager ended, which decides what follows (DESIGN decision 5)."""
+
+    REQUESTED = "requested"  # we stopped it
+    NOT_APPLICABLE = "not-applicable"  # there is nothing for it to do on this machine
+    TERMINAL = "terminal"  # it will fail again until something named changes
+    EXTERNAL = "external"  # something outside is in the way; try again
+    UNEXPECTED = "unexpected"  # it died
+
+
+class Aspect(StrEnum):
+    """A part of the world whose change may cure a terminal failure."""
+
+    INSTALLATION = "the installed files"
+    LOADED_MODULE = "the loaded driver"
+    SWITCHES = "the NVSwitches on the bus"
+    GPU_DRIVERS = "the drivers of the GPUs"
+    SETTINGS = "the settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A failure that is not retried until one of ``aspects`` differs from what it was then (``values``)."""
+
+    problem: Problem
+    aspects: tuple[Aspect, ...]
+    values: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Fabric Manager was asked to end."""
+
+    asked: Moment
+    cause: StopCause
+    is_killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of Fabric Manager."""
+
+    session: str  # start time and pid: clients of FM's partition API compare it to see a restart
+    pid: int
+    started: Moment
+    stop: Stop | None = None
+    is_log_seen: bool = False  # its log has begun
+    version: str | None = None  # as it says in its log
+    success: Moment | None = None  # the success line in its log
+    configured: Moment | None = None  # all witnesses agreed for the first time
+    is_driver_seen_unconfigured: bool = False  # the driver's present word is about this run, not about the one before
+    registered: Mapping[str, str] = MappingProxyType({})  # GPU UUID -> PCI bus id as FM printed it ("" = not told)
+    failures: tuple[LogRecord, ...] = ()  # start-up failures that it reported
+    unmanaged_since: float | None = None  # the driver says MANAGER_TIMEOUT since then
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The last end of Fabric Manager."""
+
+    session: str
+    pid: int
+    at: Moment
+    status: ExitStatus
+    exit_class: ExitClass
+    reason: str
+    last_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Latched:
+    """A problem that was reported once and holds until a later session has configured the fabric."""
+
+    problem: Problem
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since the daemon began."""
+
+    starts: int = 0
+    exits: Mapping[str, int] = _NOTHING  # by ExitClass
+    log_lines: Mapping[str, int] = _NOTHING  # by level
+    log_unrecognised: int = 0
+    switch_errors: Mapping[SwitchErrorKey, int] = field(default_factory=lambda: MappingProxyType({}))
+    stale_handles: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that is known."""
+
+    settings: Settings
+    begun: Moment
+    now: Moment
+
+    host: Host | None = None  # the last successful reading
+    host_unknown: str = ""  # why the last reading failed; "" = it did not
+    is_host_stale: bool = True
+    host_observed_at: float = NEVER
+    seen_switches: frozenset[str] = frozenset()  # bus ids that have been on the bus
+    working_switches: frozenset[str] = frozenset()  # bus ids that have been bound and probed
+    switch_wait_since: float | None = None  # the module is live and switches are missing since then
+
+    installation: Installation | None = None
+    is_installation_stale: bool = True
+    is_inspecting: bool = False
+
+    is_loading: bool = False
+    load_began_at: float = NEVER
+    load_failures: int = 0
+    load_retry_at: float | None = None
+    load_problem: Problem | None = None  # the last failure of a kind that is retried
+
+    driver: DriverView | Unknown | None = None
+    driver_observed_at: float = NEVER
+
+    nodes: tuple[NodeResult, ...] = ()
+    nodes_for: object = None  # plan.nodes_key when they were ensured
+
+    config: RenderedConfig | None = None
+    config_for: object = None  # plan.config_key when it was prepared
+
+    foreign: tuple[ForeignFabricManager, ...] = ()
+    foreign_looked_at: float = NEVER
+
+    run: Run | None = None
+    has_orphans: bool = False  # what the last one left behind is still being ended
+    last_exit: Exit | None = None
+    failures: int = 0  # deaths in a row
+    next_start_at: float | None = None
+    backoff_seconds: float = 0.0  # the pause that was chosen when next_start_at was set
+    blocks: tuple[Block, ...] = ()
+    latched: Mapping[tuple[str, str], Latched] = field(default_factory=lambda: MappingProxyType({}))  # by code, subject
+    lost_registrations: frozenset[str] = frozenset()  # GPU UUIDs registered with a Fabric Manager that is no more
+    gpu_buses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # GPU UUID -> PCI bus id
+    module_ids: Mapping[str, int] = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # GPU bus id -> 1-based module id
+
+    log_problem: str = ""
+    log_size_bytes: int | None = None
+    service_problems: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
+    pending_settings: tuple[str, ...] = ()  # changed keys that wait for a restart of Fabric Manager
+
+    is_stopping: bool = False
+    counters: Counters = Counters()
+
+    @property
+    def driver_view(self) -> DriverView | None:
+        """The driver's word, when there is one."""
+        return self.driver if isinstance(self.driver, DriverView) else None
+
+
+def aspect_value(state: State, aspect: Aspect) -> object:
+    """The present value of an aspect; comparable, not meant to be read."""
+    host = state.host
+    match aspect:
+        case Aspect.INSTALLATION:
+            return state.installation.fingerprint if state.installation else None
+        case Aspect.LOADED_MODULE:
+            return host.module if host else None
+        case Aspect.SWITCHES:
+            return (host.switches, host.probed_switches) if host else None
+        case Aspect.GPU_DRIVERS:
+            return tuple((gpu.pci_bus_id, gpu.driver) for gpu in host.gpus) if host else None
+        case Aspect.SETTINGS:
+            return state.settings
+
+
+def make_block(state: State, problem: Problem, *aspects: Aspect) -> Block:
+    """A block that holds until one of ``aspects`` changes from what it is now."""
+    return Block(problem, aspects, tuple(aspect_value(state, aspect) for aspect in aspects))
+
+
+def is_cured(state: State, block: Block) -> bool:
+    """Whether something that the block waits for has changed."""
+    return any(aspect_value(state, aspect) != value for aspect, value in zip(block.aspects, block.values, strict=True))

@@ -1,0 +1,111 @@
+"""The process around the supervisor: one instance, a clean start, the metrics server, the end."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from fmsupervisor.clock import Clock
+from fmsupervisor.conditions import Code
+from fmsupervisor.core import events
+from fmsupervisor.core.verdict import FabricState
+from fmsupervisor.daemon_lock import InstanceLock
+from fmsupervisor.errors import ActionFailed
+from fmsupervisor.fabric_manager.process import become_subreaper, seal_descriptors
+from fmsupervisor.facts import Problem
+from fmsupervisor.host.kernel import Kernel
+from fmsupervisor.host.root import HostRoot
+from fmsupervisor.report.metrics import FabricCollector
+from fmsupervisor.report.metrics_server import MetricsServer
+from fmsupervisor.report.reporter import Reporter
+from fmsupervisor.report.systemd import SystemdNotifier
+from fmsupervisor.settings import Settings
+from fmsupervisor.supervisor import Supervisor
+
+_BIND_RETRY_SECONDS = 10.0
+_ALIVE_ANSWER_SECONDS = 2.0
+
+
+class Daemon:
+    """A supervisor with everything that belongs to its process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        root: HostRoot,
+        kernel: Kernel,
+        clock: Clock,
+        notifier: SystemdNotifier,
+        reload_settings: Callable[[], Settings],
+    ) -> None:
+        self._settings = settings
+        self._root = root
+        self.reporter = Reporter(root, clock, notifier)
+        self.supervisor = Supervisor(settings, root, kernel, self.reporter, clock, reload_settings)
+        self.metrics: MetricsServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Until stopped. Raises ``ActionRefused`` when another one runs, ``OSError`` when the lock cannot be made."""
+        self._loop = asyncio.get_running_loop()
+        directory = self._settings.service.state_directory
+        self._root.make_directory(directory)
+        lock = InstanceLock(self._root, directory)
+        lock.acquire()
+        os.umask(0o022)
+        seal_descriptors()
+        become_subreaper()
+        self._begin_metrics()
+        try:
+            await self.supervisor.run()
+        finally:
+            if self.metrics is not None:
+                self.metrics.stop()
+            lock.release()
+
+    def _begin_metrics(self) -> None:
+        if not self._settings.metrics.enabled or self._loop is None:
+            return
+        server = MetricsServer(
+            self._settings.metrics,
+            FabricCollector(self.reporter.snapshot),
+            self._is_alive,
+            self._is_configured,
+            self._root,
+            on_problem=self._web_problem,
+        )
+        try:
+            server.start()
+        except ActionFailed as error:
+            problem = Problem(Code.METRICS_UNAVAILABLE, str(error))
+            self._loop.call_soon(self.supervisor.feed, events.ServiceProblem(problem, is_active=True))
+            self._loop.call_later(_BIND_RETRY_SECONDS, self._begin_metrics)
+            return
+        self.metrics = server
+        gone = Problem(Code.METRICS_UNAVAILABLE, "")
+        self._loop.call_soon(self.supervisor.feed, events.ServiceProblem(gone, is_active=False))
+
+    def _web_problem(self, problem: Problem | None) -> None:
+        """Called by a thread of the metrics server."""
+        event = events.ServiceProblem(problem or Problem(Code.WEB_CONFIG_INVALID, ""), is_active=problem is not None)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.supervisor.feed, event)
+
+    def _is_alive(self) -> bool:
+        """Called by a thread of the metrics server: the loop lives when it answers."""
+        if self._loop is None:
+            return False
+
+        async def answer() -> bool:
+            return True
+
+        try:
+            return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(_ALIVE_ANSWER_SECONDS)
+        except (TimeoutError, RuntimeError):
+            return False
+
+    def _is_configured(self) -> tuple[bool, str]:
+        snapshot = self.reporter.snapshot()
+        if snapshot is None:
+            return False, "starting"
+        now = snapshot.verdict
+        return now.state is FabricState.CONFIGURED, f"{now.state}: {now.reason}"

@@ -1,0 +1,340 @@
+"""The processes of this service: executing them, hearing from them, ending them, burying them.
+
+One owner of every wait. A child is executed with posix_spawn, so that it gets exactly what is listed here and nothing
+that Python or systemd happened to leave open: its own session (no signal of the terminal reaches it), an empty signal mask,
+default signal actions, /dev/null and two pipes. A pidfd tells of its end at once.
+
+What a child leaves behind is ours as well. This process is a child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER), so
+whatever a dead child had started, however detached, becomes our direct child in the same instant. It is found in
+/proc/self/task/*/children, asked to end, killed if it does not listen, and waited for.
+
+PR_SET_PDEATHSIG is not used: it fires when the spawning *thread* ends, and Fabric Manager must outlive its supervisor.
+"""
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fmsupervisor.facts import ExitStatus
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_READ_BYTES = 1 << 16
+_TAIL_LINES = 20
+_TAIL_LINE_BYTES = 2000
+
+Output = Callable[[str, bytes], None]  # source ("stdout" or "stderr") and what was read
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute: real paths, the whole environment."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def become_subreaper() -> bool:
+    """Let orphaned descendants become children of this process; False where the kernel refuses."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def seal_descriptors() -> None:
+    """Mark every descriptor above stderr close-on-exec, whoever opened it before us."""
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2:  # noqa: PLR2004 - stdin, stdout, stderr
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+            except OSError:
+                pass  # the descriptor of the directory listing itself
+
+
+class Child:
+    """One executed process. ``on_exit`` is called once, after its last output was delivered."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        command: Command,
+        on_output: Output,
+        on_exit: Callable[[ExitStatus], None],
+    ) -> None:
+        self._loop = loop
+        self._on_output = on_output
+        self._on_exit = on_exit
+        self._pipes: dict[int, str] = {}
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._partial = b""
+        self.pid = self._spawn(command)
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(self._pidfd, self._exited)
+        for descriptor in self._pipes:
+            loop.add_reader(descriptor, self._readable, descriptor)
+
+    def _spawn(self, command: Command) -> int:
+        writers: dict[str, int] = {}
+        try:
+            for source in ("stdout", "stderr"):
+                reader, writers[source] = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(reader, False)
+                self._pipes[reader] = source
+            return os.posix_spawn(
+                command.arguments[0],
+                command.arguments,
+                command.environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, writers["stdout"], 1),
+                    (os.POSIX_SPAWN_DUP2, writers["stderr"], 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+        except OSError:
+            for descriptor in self._pipes:
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in writers.values():
+                os.close(descriptor)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of its stderr and stdout."""
+        return (*self._tail, self._partial.decode(errors="replace")) if self._partial else tuple(self._tail)
+
+    def raise_limits(self) -> None:
+        """Give it the descriptors and the core file that the hard limits allow, as NVIDIA's unit does."""
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE):
+            try:
+                _, hard = resource.prlimit(self.pid, limit)
+                resource.prlimit(self.pid, limit, (hard, hard))
+            except (OSError, ValueError):
+                pass  # it has ended already, or may keep what it has
+
+    def send(self, signal_number: int) -> None:
+        """Send a signal; a process that has ended is no error."""
+        if self._pidfd < 0:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal_number)
+        except ProcessLookupError:
+            pass
+
+    def _readable(self, descriptor: int) -> None:
+        if not self._read(descriptor):
+            self._close_pipe(descriptor)
+
+    def _read(self, descriptor: int) -> bool:
+        """Deliver what one read gives; False at the end of the pipe."""
+        try:
+            content = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        if content:
+            self._deliver(descriptor, content)
+        return bool(content)
+
+    def _deliver(self, descriptor: int, content: bytes) -> None:
+        self._remember(content)
+        self._on_output(self._pipes[descriptor], content)
+
+    def _remember(self, content: bytes) -> None:
+        *lines, partial = (self._partial + content).split(b"\n")
+        self._partial = partial[:_TAIL_LINE_BYTES]
+        for line in lines[-_TAIL_LINES:]:
+            text = line[:_TAIL_LINE_BYTES].decode(errors="replace").strip()
+            if text:
+                self._tail.append(text)
+
+    def _close_pipe(self, descriptor: int) -> None:
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+        del self._pipes[descriptor]
+
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        status = _wait(self.pid)
+        os.close(self._pidfd)
+        self._pidfd = -1  # the number may be another file's from now on
+        for descriptor in tuple(self._pipes):
+            self._drain(descriptor)
+            self._close_pipe(descriptor)
+        self._on_exit(status)
+
+    def _drain(self, descriptor: int) -> None:
+        """Deliver what is left in the pipe, at most its capacity: an orphan may go on writing."""
+        for _ in range(64):
+            try:
+                content = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not content:
+                return
+            self._deliver(descriptor, content)
+
+
+class Children:
+    """All child processes of this process: the ones executed here, and the orphans that fell to us."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._known: set[int] = set()
+        self._hunt: _OrphanHunt | None = None
+
+    def execute(self, command: Command, on_output: Output, on_exit: Callable[[ExitStatus, int], None]) -> Child:
+        """Execute a program. ``on_exit`` gets its status and the number of processes that it left behind.
+
+        Raises ``OSError`` when it cannot be executed.
+        """
+
+        def ended(status: ExitStatus) -> None:
+            self._known.discard(child.pid)
+            self._bury()
+            on_exit(status, len(self.orphans()))
+
+        child = Child(self._loop, command, on_output, ended)
+        self._known.add(child.pid)
+        return child
+
+    async def run(self, command: Command, timeout_seconds: float) -> tuple[ExitStatus | None, bytes, bytes]:
+        """Execute a program to its end: status (None = killed after the time-out), stdout and stderr (64 KiB each)."""
+        collected = {"stdout": bytearray(), "stderr": bytearray()}
+        done: asyncio.Future[ExitStatus] = self._loop.create_future()
+
+        def collect(source: str, content: bytes) -> None:
+            collected[source] += content[: max(0, _READ_BYTES - len(collected[source]))]
+
+        child = self.execute(command, collect, lambda status, _orphans: done.set_result(status))
+        status: ExitStatus | None = None
+        try:
+            status = await asyncio.wait_for(asyncio.shield(done), timeout_seconds)
+        except TimeoutError:
+            child.send(signal.SIGKILL)
+            await done
+        return status, bytes(collected["stdout"]), bytes(collected["stderr"])
+
+    def orphans(self) -> tuple[int, ...]:
+        """Processes that became ours because their parent ended."""
+        return tuple(pid for pid in _own_children() if pid not in self._known)
+
+    def reap(self) -> None:
+        """Bury orphans that have ended; called on SIGCHLD."""
+        self._bury()
+        if self._hunt is not None:
+            self._hunt.look()
+
+    def _bury(self) -> None:
+        for pid in self.orphans():
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+    def end_orphans(self, patience_seconds: float, on_done: Callable[[], None]) -> None:
+        """SIGTERM to all orphans, SIGKILL after ``patience_seconds``; ``on_done`` when none is left."""
+
+        def done() -> None:
+            self._hunt = None
+            on_done()
+
+        self._hunt = _OrphanHunt(self, self._loop, patience_seconds, done)
+        self._hunt.look()
+
+    def kill_orphans(self) -> None:
+        """SIGKILL to all orphans, now."""
+        for pid in self.orphans():
+            _signal(pid, signal.SIGKILL)
+
+
+class _OrphanHunt:
+    """Ends orphans and, since the children of a dead orphan become ours too, looks again until there is none."""
+
+    def __init__(
+        self, children: Children, loop: asyncio.AbstractEventLoop, patience_seconds: float, on_done: Callable[[], None]
+    ) -> None:
+        self._children = children
+        self._on_done = on_done
+        self._asked: set[int] = set()
+        self._is_patient = True
+        self._timer = loop.call_later(patience_seconds, self._lose_patience)
+
+    def look(self) -> None:
+        left = self._children.orphans()
+        if not left:
+            self._timer.cancel()
+            self._on_done()
+            return
+        for pid in left:
+            if not self._is_patient:
+                _signal(pid, signal.SIGKILL)
+            elif pid not in self._asked:
+                self._asked.add(pid)
+                _signal(pid, signal.SIGTERM)
+
+    def _lose_patience(self) -> None:
+        self._is_patient = False
+        self.look()
+
+
+def _signal(pid: int, signal_number: int) -> None:
+    try:
+        os.kill(pid, signal_number)  # not recycled: a child keeps its pid until we wait for it
+    except ProcessLookupError:
+        pass
+
+
+def _wait(pid: int) -> ExitStatus:
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return ExitStatus()
+    if os.WIFSIGNALED(status):
+        return ExitStatus(signal=os.WTERMSIG(status))
+    return ExitStatus(code=os.WEXITSTATUS(status))
+
+
+def _own_children() -> Sequence[int]:
+    try:
+        found: list[int] = []
+        for thread in os.listdir("/proc/self/task"):
+            found += _children_of_thread(thread)
+    except FileNotFoundError:
+        return _children_by_scan()  # a kernel without CONFIG_PROC_CHILDREN
+    return found
+
+
+def _children_of_thread(thread: str) -> list[int]:
+    try:
+        with open(f"/proc/self/task/{thread}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return []  # the thread has just ended
+        if error.errno == errno.ENOENT and not os.path.exists(f"/proc/self/task/{thread}"):
+            return []
+        raise
+
+
+def _children_by_scan() -> list[int]:
+    own = os.getpid()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                after_name = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(after_name[1]) == own:
+            found.append(int(name))
+    return found

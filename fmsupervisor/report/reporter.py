@@ -1,0 +1,229 @@
+"""Tell every audience what is new: the journal, systemd, the status file, the metrics.
+
+``note`` is called with each event as it is folded in (news that leave no trace in the state); ``report`` once the dust has
+settled, with the state in which the supervisor comes to rest. Both only compare and tell; they decide nothing.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from fmsupervisor.clock import Clock
+from fmsupervisor.conditions import REGISTRY, Code
+from fmsupervisor.core import actions, events
+from fmsupervisor.core.state import State
+from fmsupervisor.core.verdict import FabricState, Verdict, verdict
+from fmsupervisor.errors import ActionFailed
+from fmsupervisor.facts import Problem
+from fmsupervisor.host.root import HostRoot
+from fmsupervisor.report import journal
+from fmsupervisor.report.journal import Event
+from fmsupervisor.report.metrics import Snapshot
+from fmsupervisor.report.status import STATUS_FILE, status_document
+from fmsupervisor.report.systemd import SystemdNotifier
+
+_QUIET_WRITE_SECONDS = 1.0  # counters alone do not rewrite the status file more often than this
+_EXTENSION_SECONDS = 120.0  # of systemd's start time-out, while there is progress
+_STEADY = frozenset({FabricState.CONFIGURED, FabricState.NOT_APPLICABLE})
+
+
+class Reporter:
+    """Knows what was last told to whom."""
+
+    def __init__(self, root: HostRoot, clock: Clock, notifier: SystemdNotifier) -> None:
+        self.notifier = notifier
+        self._root = root
+        self._clock = clock
+        self._snapshot: Snapshot | None = None
+        self._since_wall = 0.0
+        self._conditions_since: dict[tuple[str, str], float] = {}
+        self._is_ready = False
+        self._feed: Callable[[events.Event], None] | None = None
+        self._document: dict[str, Any] = {}
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._extended_at = float("-inf")
+        self._status_problem = ""
+        self._start_reason = ""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The last status document; empty before the first report."""
+        return self._document
+
+    def snapshot(self) -> Snapshot | None:
+        """What the metrics are made of: one reference, replaced as a whole."""
+        return self._snapshot
+
+    def begin(self, feed: Callable[[events.Event], None]) -> None:
+        """Problems of the reporting itself go to ``feed``."""
+        self._feed = feed
+
+    def time_passed(self) -> None:
+        """Say how often what was left out has been repeated."""
+        journal.flush_repeats()
+
+    def end(self) -> None:
+        """Write the last word."""
+        journal.flush_repeats(everything=True)
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        if self._document:
+            self._write()
+
+    def note(self, event: events.Event, state: State) -> None:  # noqa: C901, PLR0912 - one case per kind of news
+        """Tell what only the event knows."""
+        session = state.run.session if state.run else None
+        match event:
+            case events.ActionTaken(action=actions.LoadModule(choice=choice, reason=reason)):
+                journal.log_event(Event.ACTION_TAKEN, "info", f"loading {choice.path} ({choice.version}): {reason}")
+            case events.ActionTaken(action=actions.StartFabricManager(reason=reason)):
+                self._start_reason = reason
+            case events.ActionTaken(action=actions.TerminateFabricManager(reason=reason)):
+                self._action("asking Fabric Manager to end", reason, state)
+            case events.ActionTaken(action=actions.KillFabricManager(reason=reason)):
+                self._action("killing Fabric Manager", reason, state)
+            case events.ModuleLoadEnded(problem=None):
+                journal.log_event(Event.MODULE_LOADED, "info", "nvidia.ko is loaded")
+            case events.NodesEnsured(results=results):
+                for result in results:
+                    if result.outcome in ("created", "replaced", "adjusted"):
+                        text = f"{result.outcome} {result.node.path} c {result.node.major} {result.node.minor}"
+                        journal.log_event(Event.NODES_CHANGED, "info", f"{text} {result.detail}".rstrip())
+            case events.ConfigPrepared(config=config):
+                text = "; ".join(config.differences) or "no difference"
+                journal.log_event(Event.CONFIG_RENDERED, "info", f"{config.path} against the stock file: {text}")
+            case events.FabricManagerStarted(pid=pid):
+                version = state.installation.fabric_manager_version if state.installation else None
+                journal.log_fabric_manager_started(pid, session or "", version, self._start_reason)
+            case events.FabricManagerExited(status=status, last_lines=lines) if state.last_exit:
+                last = state.last_exit
+                journal.log_fabric_manager_exited(last.pid, last.session, last.exit_class, status, last.reason, lines)
+            case events.LogRead(batch=batch):
+                manager = state.run.pid if state.run else None
+                for record in batch.relay:
+                    journal.log_fabric_manager_line(record, manager, session, batch.source)
+                if batch.relay_suppressed:
+                    journal.log_suppressed(batch.relay_suppressed, "lines of Fabric Manager")
+            case events.SettingsReloaded(problem=None):
+                journal.log_event(Event.SETTINGS_RELOADED, "info", "the settings were read again")
+            case events.StopRequested():
+                self.notifier.stopping()
+                journal.log_event(Event.SERVICE_STOPPING, "info", "stopping")
+            case _:
+                pass
+
+    def _action(self, what: str, reason: str, state: State) -> None:
+        pid = state.run.pid if state.run else None
+        session = state.run.session if state.run else None
+        journal.log_event(Event.ACTION_TAKEN, "warning", f"{what}: {reason}", fm_pid=pid, session=session)
+
+    def report(self, state: State) -> None:
+        """Tell the difference to the last report."""
+        now = verdict(state)
+        before = self._snapshot
+        self._snapshot = Snapshot(state, now, {"journal_dropped": float(journal.dropped_messages())})
+        has_changed = before is None or before.verdict.state is not now.state
+        if has_changed:
+            self._since_wall = state.now.wall
+            previous = str(before.verdict.state) if before else None
+            session = state.run.session if state.run else None
+            journal.log_state_change(previous, str(now.state), now.reason, session)
+        self._report_conditions(before.verdict.problems if before else (), now.problems, state)
+        self._tell_systemd(state, now)
+        is_news = has_changed or before is None or _headline(before) != _headline(self._snapshot)
+        self._update_document(state, now, is_urgent=is_news)
+
+    def _report_conditions(self, before: tuple[Problem, ...], now: tuple[Problem, ...], state: State) -> None:
+        had = {(problem.code, problem.subject): problem for problem in before}
+        has = {(problem.code, problem.subject): problem for problem in now}
+        for key, problem in has.items():
+            if key not in had:
+                self._conditions_since[key] = state.now.wall
+                journal.log_condition(problem, raised=True)
+        for key, problem in had.items():
+            if key not in has:
+                since = self._conditions_since.pop(key, state.now.wall)
+                journal.log_condition(problem, raised=False, active_seconds=state.now.wall - since)
+
+    def _tell_systemd(self, state: State, now: Verdict) -> None:
+        self.notifier.status(status_sentence(now))
+        if self._is_ready or state.is_stopping:
+            return
+        match state.settings.service.ready_when:
+            case "started":
+                is_due = True
+            case "configured":
+                is_due = now.state is FabricState.CONFIGURED
+            case _:
+                is_due = now.is_decided
+        if is_due:
+            self._is_ready = True
+            self.notifier.ready()
+        elif not now.is_decided and state.now.monotonic - self._extended_at >= _EXTENSION_SECONDS / 4:
+            self._extended_at = state.now.monotonic
+            self.notifier.extend_timeout(_EXTENSION_SECONDS)
+
+    def reload_begins(self) -> None:
+        """Tell systemd, if it thinks that we are ready."""
+        if self._is_ready:
+            self.notifier.reloading(int(asyncio.get_running_loop().time() * 1_000_000))
+
+    def reload_ends(self) -> None:
+        """The counterpart of ``reload_begins``."""
+        if self._is_ready:
+            self.notifier.ready()
+
+    def _update_document(self, state: State, now: Verdict, *, is_urgent: bool) -> None:
+        self._document = status_document(state, now, self._since_wall, self._conditions_since)
+        if is_urgent:
+            self._write()
+        elif self._write_timer is None:
+            self._write_timer = asyncio.get_running_loop().call_later(_QUIET_WRITE_SECONDS, self._write)
+
+    def _write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        path = f"{self._directory()}/{STATUS_FILE}"
+        content = json.dumps(self._document, separators=(",", ":")).encode()
+        try:
+            self._root.write_atomically(path, content, durable=False)
+        except ActionFailed as error:
+            self._tell_status_problem(str(error))
+        else:
+            self._tell_status_problem("")
+
+    def _directory(self) -> str:
+        return self._snapshot.state.settings.service.state_directory if self._snapshot else "/run/fmsupervisor"
+
+    def _tell_status_problem(self, detail: str) -> None:
+        if detail == self._status_problem or self._feed is None:
+            return
+        problem = Problem(Code.STATUS_UNWRITABLE, detail or self._status_problem)
+        self._status_problem = detail
+        asyncio.get_running_loop().call_soon(self._feed, events.ServiceProblem(problem, is_active=bool(detail)))
+
+
+def status_sentence(now: Verdict) -> str:
+    """The line of ``systemctl status``: FAILED and the code first, when that is what it is."""
+    if not now.is_decided or now.state in _STEADY or now.state is FabricState.DEGRADED:
+        return f"{now.state}: {now.reason}"
+    if now.reason.startswith("FMS-"):
+        return f"FAILED {now.reason}"
+    critical = [problem.code for problem in now.problems if REGISTRY[problem.code].severity == "critical"]
+    return " ".join(["FAILED", *critical[:1], f"{now.state}: {now.reason}"])
+
+
+def _headline(snapshot: Snapshot) -> object:
+    """What is worth an immediate rewrite of the status file."""
+    state = snapshot.state
+    return (
+        snapshot.verdict.reason,
+        snapshot.verdict.problems,
+        state.run,
+        state.last_exit,
+        state.next_start_at,
+        state.nodes,
+        state.driver,
+    )

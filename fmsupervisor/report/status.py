@@ -1,0 +1,320 @@
+"""The status document: one value for ``status --json``, the terminal, and other programs.
+
+It is written to a file that is replaced atomically, so that it can be read without asking the daemon.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fmsupervisor import __version__
+from fmsupervisor.conditions import REGISTRY, Code
+from fmsupervisor.core import switches
+from fmsupervisor.core.state import State
+from fmsupervisor.core.verdict import FabricState, Verdict
+from fmsupervisor.facts import DeviceState, DriverState, LoadedModule, Unknown
+
+SCHEMA = 1
+STATUS_FILE = "status.json"
+
+Document = dict[str, Any]
+
+
+def status_document(
+    state: State, verdict: Verdict, since_wall: float, conditions_since: Mapping[tuple[str, str], float]
+) -> Document:
+    """Everything that is known, as JSON values. Times are Unix seconds. ``since_wall``: of the present state."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "pid": os.getpid(),
+        "started_at": state.begun.wall,
+        "updated_at": state.now.wall,
+        "state": str(verdict.state),
+        "reason": verdict.reason,
+        "since": since_wall,
+        "ready": verdict.state is FabricState.CONFIGURED,
+        "decided": verdict.is_decided,
+        "session": state.run.session if state.run else None,
+        "steps": list(_steps(state, verdict)),
+        "switches": list(_switch_rows(state)),
+        "gpus": list(_gpu_rows(state)),
+        "device_nodes": [
+            {"path": result.node.path, "outcome": result.outcome, "detail": result.detail} for result in state.nodes
+        ],
+        "fabric_manager": _fabric_manager(state),
+        "conditions": [
+            {
+                "code": str(problem.code),
+                "severity": str(REGISTRY[problem.code].severity),
+                "title": REGISTRY[problem.code].title,
+                "detail": problem.detail,
+                "subject": problem.subject,
+                "remedy": REGISTRY[problem.code].remedy,
+                "since": conditions_since.get((problem.code, problem.subject), state.now.wall),
+            }
+            for problem in verdict.problems
+        ],
+        "counters": _counters(state),
+    }
+
+
+def _steps(state: State, verdict: Verdict) -> Iterator[Document]:
+    """The chain, one row per step: ok, waiting, failed, unknown or skipped."""
+    if verdict.state is FabricState.NOT_APPLICABLE:
+        yield {"name": "hardware", "status": "ok", "detail": verdict.reason}
+        return
+    yield _installation_step(state, verdict)
+    yield _module_step(state, verdict)
+    yield _switch_step(state)
+    yield _node_step(state)
+    yield _config_step(state, verdict)
+    yield _process_step(state, verdict)
+    yield _fabric_step(verdict)
+
+
+def _step(name: str, status: str, detail: str) -> Document:
+    return {"name": name, "status": status, "detail": detail}
+
+
+def _first(verdict: Verdict, *prefixes: str) -> str | None:
+    """The detail of the first active condition whose code begins so and that forbids a start."""
+    for problem in verdict.problems:
+        if problem.code.startswith(prefixes) and REGISTRY[problem.code].blocks_start:
+            return f"{problem.code} {problem.detail}"
+    return None
+
+
+def _installation_step(state: State, verdict: Verdict) -> Document:
+    problem = _first(verdict, "FMS-1")
+    if problem:
+        return _step("installation", "failed", problem)
+    found = state.installation
+    if found is None:
+        return _step("installation", "waiting", "reading")
+    module = found.module.version if found.module else "?"
+    return _step(
+        "installation",
+        "ok",
+        f"module file {module}, Fabric Manager {found.fabric_manager_version or '?'}, NSCQ {found.nscq_version or '?'}",
+    )
+
+
+def _module_step(state: State, verdict: Verdict) -> Document:
+    problem = _first(verdict, "FMS-2")
+    if problem:
+        return _step("module", "failed", problem)
+    match state.host.module if state.host else None:
+        case LoadedModule(initstate="live", version=version):
+            return _step("module", "ok", f"nvidia {version or 'of unknown version'} is live")
+        case LoadedModule(initstate=phase):
+            return _step("module", "waiting", f"nvidia is {phase}")
+        case Unknown(reason=reason):
+            return _step("module", "unknown", reason)
+        case _:
+            return _step("module", "waiting", "loading" if state.is_loading else "not loaded")
+
+
+def _switch_step(state: State) -> Document:
+    working, expected = len(switches.working(state)), switches.expected(state)
+    status = "ok" if working >= max(expected, 1) else "waiting"
+    return _step("switches", status, f"{working} of {expected} bound and probed")
+
+
+def _node_step(state: State) -> Document:
+    bad = [result for result in state.nodes if result.outcome in ("refused", "failed")]
+    if bad:
+        return _step("device-nodes", "failed", f"{bad[0].node.path}: {bad[0].detail}")
+    return _step("device-nodes", "ok" if state.nodes else "waiting", f"{len(state.nodes)} nodes right")
+
+
+def _config_step(state: State, verdict: Verdict) -> Document:
+    problem = _first(verdict, "FMS-501", "FMS-502", "FMS-504")
+    if problem:
+        return _step("fm-configuration", "failed", problem)
+    if state.config is None:
+        return _step("fm-configuration", "waiting", "not rendered yet")
+    return _step("fm-configuration", "ok", f"{state.config.path}, {len(state.config.differences)} keys changed")
+
+
+def _process_step(state: State, verdict: Verdict) -> Document:
+    if state.run is not None:
+        return _step("fabric-manager", "ok", f"pid {state.run.pid}, session {state.run.session}")
+    if verdict.state in (FabricState.FAILED, FabricState.BACKOFF):
+        return _step("fabric-manager", "failed", verdict.reason)
+    return _step("fabric-manager", "waiting", "not running")
+
+
+def _fabric_step(verdict: Verdict) -> Document:
+    match verdict.state:
+        case FabricState.CONFIGURED:
+            status = "ok"
+        case FabricState.DEGRADED | FabricState.FAILED | FabricState.BACKOFF:
+            status = "failed"
+        case _:
+            status = "waiting"
+    return _step("fabric", status, verdict.reason)
+
+
+def _switch_rows(state: State) -> Iterator[Document]:
+    if state.host is None:
+        return
+    on_bus = {switch.pci_bus_id: switch for switch in state.host.switches}
+    devices = {device.pci_bus_id: device for device in switches.devices(state)}
+    for bus_id in sorted(state.seen_switches):
+        switch, device = on_bus.get(bus_id), devices.get(bus_id)
+        yield {
+            "pci_bus_id": bus_id,
+            "present": switch is not None,
+            "driver": switch.driver if switch else None,
+            "usable": device.is_usable if device else None,
+            "minor": device.minor if device else None,
+            "physical_id": device.physical_id if device else None,
+            "uuid": device.uuid if device else None,
+            "driver_state": _name(device.driver_state) if device else None,
+            "device_state": _name(device.device_state) if device else None,
+        }
+
+
+def _name(state: DriverState | DeviceState | int) -> str:
+    return str(state) if isinstance(state, int) else state.name
+
+
+def _gpu_rows(state: State) -> Iterator[Document]:
+    registered = {state.gpu_buses.get(uuid, bus) for uuid, bus in state.run.registered.items()} if state.run else set()
+    for gpu in state.host.gpus if state.host else ():
+        yield {
+            "pci_bus_id": gpu.pci_bus_id,
+            "driver": gpu.driver,
+            "module_id": state.module_ids.get(gpu.pci_bus_id),
+            "registered": gpu.pci_bus_id in registered,
+        }
+
+
+def _fabric_manager(state: State) -> Document:
+    run, last = state.run, state.last_exit
+    installed = state.installation.fabric_manager_version if state.installation else None
+    pause = None if state.next_start_at is None else max(0.0, state.next_start_at - state.now.monotonic)
+    return {
+        "pid": run.pid if run else None,
+        "version": (run.version if run else None) or installed,
+        "fabric_mode": state.settings.fabric_manager.fabric_mode,
+        "session": run.session if run else None,
+        "started_at": run.started.wall if run else None,
+        "configured_at": run.configured.wall if run and run.configured else None,
+        "gpus_registered": len(run.registered) if run else 0,
+        "starts": state.counters.starts,
+        "failures_in_a_row": state.failures,
+        "exits": {str(name): count for name, count in state.counters.exits.items()},
+        "last_exit": {
+            "session": last.session,
+            "class": str(last.exit_class),
+            "status": last.status.code,
+            "signal": last.status.signal,
+            "at": last.at.wall,
+            "reason": last.reason,
+            "last_lines": list(last.last_lines),
+        }
+        if last
+        else None,
+        "backoff_seconds": pause,
+        "next_start_at": None if pause is None else state.now.wall + pause,
+        "config_differences": list(state.config.differences) if state.config else [],
+    }
+
+
+def _counters(state: State) -> Document:
+    counters = state.counters
+    return {
+        "log_lines": dict(counters.log_lines),
+        "unrecognised": counters.log_unrecognised,
+        "stale_handles": counters.stale_handles,
+        "switch_errors": [
+            {
+                "pci_bus_id": key.pci_bus_id,
+                "sxid": key.sxid,
+                "severity": key.severity,
+                "port": key.port,
+                "count": count,
+            }
+            for key, count in counters.switch_errors.items()
+        ],
+    }
+
+
+# --- for people
+
+_MARKS = {"ok": "ok", "waiting": "..", "failed": "!!", "unknown": "??", "skipped": "--"}
+
+
+def render_text(document: Document) -> str:
+    """The document as a person reads it."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def _lines(document: Document) -> Iterator[str]:
+    yield f"fabric     {document['state']} since {_ago(document['updated_at'] - document['since'])}"
+    yield f"           {document['reason']}"
+    yield f"daemon     fmsupervisor {document['version']}, pid {document['pid']}"
+    manager = document["fabric_manager"]
+    if manager["pid"]:
+        yield f"manager    {manager['version']}, pid {manager['pid']}, session {manager['session']}"
+    if manager["last_exit"]:
+        last = manager["last_exit"]
+        yield f"last exit  {last['class']}, {_ago(document['updated_at'] - last['at'])} ago: {last['reason']}"
+    yield ""
+    for step in document["steps"]:
+        yield f"  {_MARKS[step['status']]}  {step['name']:<17} {step['detail']}"
+    yield from _switch_lines(document)
+    yield from _gpu_lines(document)
+    yield from _condition_lines(document)
+
+
+def _switch_lines(document: Document) -> Iterator[str]:
+    if document["switches"]:
+        yield ""
+        yield "  NVSwitch       minor  physical id  driver           fabric state"
+    for row in document["switches"]:
+        state = row["driver_state"] or ("not observed" if row["present"] else "gone")
+        yield (
+            f"  {row['pci_bus_id']:<14} {_cell(row['minor']):<6} {_cell(row['physical_id']):<12} "
+            f"{row['driver'] or 'none':<16} {state}"
+        )
+
+
+def _gpu_lines(document: Document) -> Iterator[str]:
+    if document["gpus"]:
+        yield ""
+        yield "  GPU            module id  driver           registered"
+    for row in document["gpus"]:
+        registered = "yes" if row["registered"] else "not in this session"
+        yield f"  {row['pci_bus_id']:<14} {_cell(row['module_id']):<10} {row['driver'] or 'none':<16} {registered}"
+
+
+def _condition_lines(document: Document) -> Iterator[str]:
+    for row in document["conditions"]:
+        yield ""
+        yield f"  {row['code']} {row['severity']}: {row['title']}"
+        yield f"      found:  {row['detail']}"
+        yield f"      remedy: {row['remedy']}"
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _ago(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def age_seconds(document: Document) -> float:
+    """How old the document is."""
+    return max(0.0, time.time() - float(document["updated_at"]))
+
+
+def active_codes(document: Document) -> frozenset[Code]:
+    """The codes of the active conditions."""
+    return frozenset(Code(row["code"]) for row in document["conditions"])

@@ -1,0 +1,342 @@
+"""The loop: observers turn the outside into events, the core decides, this carries out.
+
+``feed`` is the only way in. It folds the event, then asks the core for one action after the other until there is none
+left, then tells the audiences what is new. Actions that block for long (loading the module, reading the tree) run in
+threads of their own, which nothing waits for at the end: a load cannot be stopped, and must not hold up a stop.
+"""
+
+import asyncio
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from fmsupervisor.clock import Clock
+from fmsupervisor.conditions import Code
+from fmsupervisor.core import actions, events
+from fmsupervisor.core.plan import next_action, next_deadline
+from fmsupervisor.core.reduce import reduce
+from fmsupervisor.core.restart import backoff_seconds
+from fmsupervisor.core.state import State
+from fmsupervisor.errors import CannotObserve, ConfigError
+from fmsupervisor.fabric_manager import config_file, foreign, installation
+from fmsupervisor.fabric_manager.control import FabricManagerControl, read_version
+from fmsupervisor.fabric_manager.process import Children
+from fmsupervisor.facts import NodeResult, Problem, Unknown
+from fmsupervisor.host import device_nodes, load_failure, snapshot
+from fmsupervisor.host.file_watch import FileWatch
+from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
+from fmsupervisor.host.root import HostRoot
+from fmsupervisor.report.reporter import Reporter
+from fmsupervisor.settings import Settings
+
+_MAX_ACTIONS_PER_EVENT = 100  # a correct plan needs a dozen; more is a fault of the plan, not of the host
+_UEVENT_PAUSE_SECONDS = 0.05  # bursts of uevents are read together
+_WATCHDOG_MARGIN_SECONDS = 0.001
+
+
+class Supervisor:
+    """One daemon on one host."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        root: HostRoot,
+        kernel: Kernel,
+        reporter: Reporter,
+        clock: Clock,
+        reload_settings: Callable[[], Settings],
+    ) -> None:
+        self._root = root
+        self._kernel = kernel
+        self._reporter = reporter
+        self._clock = clock
+        self._reload_settings = reload_settings
+        now = clock.now()
+        self.state = State(settings=settings, begun=now, now=now)
+        self._queue: deque[events.Event] = deque()
+        self._is_feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._uevents: UeventSource | None = None
+        self._uevent_timer: asyncio.TimerHandle | None = None
+        self._watch: FileWatch | None = None
+        self._watched: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Supervise until asked to stop by SIGTERM or SIGINT, and until Fabric Manager has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.set_exception_handler(self._give_up)
+        self._children = Children(self._loop)
+        self._manager = FabricManagerControl(self._root, self._loop, self._children, self.feed)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.feed, events.StopRequested())
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
+        self._begin_observing()
+        self._reporter.begin(self.feed)
+        try:
+            self._ping_watchdog()
+            self.feed(events.TimePassed())
+            await self._ended
+        finally:
+            self._end_observing()
+            self._manager.close()
+            self._reporter.end()
+
+    def _give_up(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A fault of this program: do not go on in an unknown state. ``run`` raises it and systemd restarts us."""
+        error = context.get("exception")
+        if not self._ended.done():
+            self._ended.set_exception(
+                error if isinstance(error, BaseException) else RuntimeError(str(context.get("message")))
+            )
+
+    def feed(self, event: events.Event) -> None:
+        """Take in an event and do everything that follows from it."""
+        self._queue.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._queue:
+                self._fold(self._queue.popleft())
+                if not self._queue:
+                    self._act()
+        finally:
+            self._is_feeding = False
+        self._reporter.report(self.state)
+        self._set_timer()
+        self._set_watches()
+
+    def _fold(self, event: events.Event) -> None:
+        before = self.state
+        self.state = reduce(before, event, self._clock.now())
+        self._reporter.note(event, self.state)
+
+    def _act(self) -> None:
+        for _ in range(_MAX_ACTIONS_PER_EVENT):
+            action = next_action(self.state)
+            if action is None:
+                return
+            self._fold(events.ActionTaken(action))
+            self._perform(action)
+            while self._queue:
+                self._fold(self._queue.popleft())
+        raise RuntimeError(f"the plan does not come to rest: {next_action(self.state)}")
+
+    def _perform(self, action: actions.Action) -> None:  # noqa: C901, PLR0912 - one line per action
+        match action:
+            case actions.ObserveHost():
+                self._observe_host()
+            case actions.InspectInstallation():
+                self._in_thread(self._inspect)
+            case actions.LoadModule():
+                self._in_thread(lambda: self._load(action))
+            case actions.EnsureNodes():
+                self.feed(events.NodesEnsured(self._ensure_nodes()))
+            case actions.ObserveDriver():
+                self._observe_driver()
+            case actions.PrepareConfig(version=version):
+                self.feed(events.ConfigPrepared(config_file.prepare(self._root, self.state.settings, version)))
+            case actions.LookForForeign():
+                self._look_for_foreign()
+            case actions.DrawBackoff(attempt=attempt):
+                self.feed(events.BackoffDrawn(backoff_seconds(self.state.settings.restart, attempt)))
+            case actions.StartFabricManager(resiliency=resiliency):
+                log_file = self.state.config.log_file if self.state.config else ""
+                self._manager.start(self.state.settings, log_file, resiliency=resiliency)
+            case actions.TerminateFabricManager():
+                self._manager.terminate()
+            case actions.KillFabricManager():
+                self._manager.kill()
+            case actions.EndService():
+                if not self._ended.done():
+                    self._ended.set_result(None)
+            case _:
+                assert_never(action)
+
+    def _observe_host(self) -> None:
+        try:
+            host = snapshot.observe_host(self._root)
+        except CannotObserve as error:
+            self.feed(events.HostObserved(Unknown(str(error))))
+            return
+        self.feed(events.HostObserved(host))
+
+    def _observe_driver(self) -> None:
+        try:
+            self.feed(events.DriverObserved(self._kernel.driver_view()))
+        except CannotObserve as error:
+            self.feed(events.DriverObserved(Unknown(str(error))))
+
+    def _ensure_nodes(self) -> tuple[NodeResult, ...]:
+        host, settings = self.state.host, self.state.settings.device_nodes
+        if host is None:
+            return ()
+        uid, gid = device_nodes.resolve_owner(settings.owner, settings.group)
+        wanted = device_nodes.wanted_nodes(host, self.state.driver_view, settings, uid, gid)
+        return device_nodes.ensure_nodes(self._kernel, wanted)
+
+    def _look_for_foreign(self) -> None:
+        config = self.state.settings.fabric_manager.config
+        port, path = config_file.command_endpoint(self._root.read_text(config) or "")
+        problem = Problem(Code.HARDWARE_UNOBSERVABLE, "/proc cannot be searched for another Fabric Manager", "/proc")
+        try:
+            found = foreign.find_foreign(self._root, self._manager.pids, port, path)
+        except CannotObserve:
+            self.feed(events.ServiceProblem(problem, is_active=True))
+            found = ()
+        else:
+            self.feed(events.ServiceProblem(problem, is_active=False))
+        self.feed(events.ForeignLookedFor(found))
+
+    def _inspect(self) -> events.Event:
+        """In a thread: the tree may be large, and a program is asked for its version."""
+
+        def run_version(
+            arguments: list[str], variables: dict[str, str], timeout_seconds: float
+        ) -> installation.VersionOutput:
+            future = asyncio.run_coroutine_threadsafe(
+                read_version(self._children, arguments, variables, timeout_seconds), self._loop
+            )
+            status, stdout, stderr = future.result()
+            return installation.VersionOutput(
+                stdout.decode(errors="replace"),
+                stderr.decode(errors="replace"),
+                status.code if status else None,
+                f"{status or f'took longer than {timeout_seconds:g} s'}",
+            )
+
+        release = self.state.host.kernel_release if self.state.host else ""
+        return events.InstallationInspected(installation.inspect(self._root, self.state.settings, release, run_version))
+
+    def _load(self, action: actions.LoadModule) -> events.Event:
+        """In a thread: the kernel takes its time, and cannot be interrupted."""
+        try:
+            self._kernel.load_module(action.choice, action.parameters)
+        except ModuleLoadFailed as error:
+            release = self.state.host.kernel_release if self.state.host else ""
+            return events.ModuleLoadEnded(
+                load_failure.explain_load_failure(error.errno, error.kernel_lines, action.choice, release)
+            )
+        return events.ModuleLoadEnded(None)
+
+    def _in_thread(self, work: Callable[[], events.Event]) -> None:
+        def run() -> None:
+            try:
+                event = work()
+            except BaseException as error:  # noqa: BLE001 - handed to the loop, which raises it
+                self._loop.call_soon_threadsafe(self._give_up, self._loop, {"exception": error})
+                return
+            try:
+                self._loop.call_soon_threadsafe(self.feed, event)
+            except RuntimeError:
+                pass  # the loop was closed meanwhile
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _begin_observing(self) -> None:
+        try:
+            self._uevents = self._kernel.monitor_uevents()
+            self._loop.add_reader(self._uevents.fileno(), self._uevent)
+        except CannotObserve as error:
+            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking every 15 s instead", "uevents"))
+        try:
+            self._watch = FileWatch(self._root)
+            self._loop.add_reader(self._watch.fileno(), self._files_changed)
+        except CannotObserve as error:
+            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking on a timer instead", "inotify"))
+
+    def feed_later(self, problem: Problem) -> None:
+        """Report a problem of the service itself from outside of ``feed``."""
+        self._loop.call_soon(self.feed, events.ServiceProblem(problem, is_active=True))
+
+    def _end_observing(self) -> None:
+        for timer in (self._timer, self._uevent_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._uevents is not None:
+            self._loop.remove_reader(self._uevents.fileno())
+            self._uevents.close()
+        if self._watch is not None:
+            self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+
+    def _uevent(self) -> None:
+        if self._uevents is None:
+            return
+        try:
+            is_news = self._uevents.drain()
+        except CannotObserve as error:
+            self._loop.remove_reader(self._uevents.fileno())
+            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking every 15 s instead", "uevents"))
+            return
+        if not is_news or self._uevent_timer is not None:
+            return
+        elapsed = self._clock.now().monotonic - self.state.host_observed_at
+        pause = max(0.0, _UEVENT_PAUSE_SECONDS - elapsed)
+        self._uevent_timer = self._loop.call_later(pause, self._hardware_changed)
+
+    def _hardware_changed(self) -> None:
+        self._uevent_timer = None
+        self.feed(events.HostMayHaveChanged())
+
+    def _files_changed(self) -> None:
+        if self._watch is None:
+            return
+        paths = self._watch.drain()
+        log_file = self.state.config.log_file if self.state.config else ""
+        if log_file in paths:
+            self._manager.read_log()
+        others = paths - {log_file}
+        if others:
+            self.feed(events.PathsChanged(others))
+
+    def _set_watches(self) -> None:
+        if self._watch is None:
+            return
+        installed = self.state.installation.watched_paths if self.state.installation else ()
+        nodes = (result.node.path for result in self.state.nodes)
+        log_file = self.state.config.log_file if self.state.config else ""
+        wanted = frozenset({*installed, *nodes} | ({log_file} if log_file else set()))
+        if wanted == self._watched:
+            return
+        self._watched = wanted
+        try:
+            self._watch.set_paths(wanted)
+        except CannotObserve as error:
+            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking on a timer instead", "inotify"))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ended.done():
+            return
+        seconds = self._clock.real_seconds_until(next_deadline(self.state))
+        self._timer = self._loop.call_later(seconds, self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._manager.read_log()
+        self.feed(events.TimePassed())
+        self._reporter.time_passed()
+
+    def _ping_watchdog(self) -> None:
+        """Only this loop pings, so that a loop that hangs is noticed."""
+        interval = self._reporter.notifier.watchdog_interval_seconds
+        if interval is None or self._ended.done():
+            return
+        self._reporter.notifier.watchdog()
+        self._loop.call_later(interval - _WATCHDOG_MARGIN_SECONDS, self._ping_watchdog)
+
+    def _reload(self) -> None:
+        self._reporter.reload_begins()
+        try:
+            settings = self._reload_settings()
+        except ConfigError as error:
+            problem = Problem(Code.SETTINGS_INVALID, str(error))
+            self.feed(events.SettingsReloaded(self.state.settings, problem))
+        else:
+            self.feed(events.SettingsReloaded(settings))
+        self._reporter.reload_ends()
