@@ -10,6 +10,7 @@ from fmsupervisor import __version__
 from fmsupervisor.errors import ActionRefused, CannotObserve, ConfigError
 
 if TYPE_CHECKING:
+    from fmsupervisor.client import StatusReader
     from fmsupervisor.config import LoadedSettings
 
 DEFAULT_CONFIG = "/etc/fmsupervisor.toml"
@@ -47,11 +48,13 @@ def _parser() -> argparse.ArgumentParser:
 
     status = _command(commands, "status", show_status, "show the chain, step by step: 0 configured, 1 not, 3 no daemon")
     _add_config(status)
+    _add_root(status)
     status.add_argument("--json", action="store_true", help="print the status document")
     status.add_argument("--watch", action="store_true", help="print again whenever it changes")
 
     wait = _command(commands, "wait", wait_until_configured, "block until the fabric is configured")
     _add_config(wait)
+    _add_root(wait)
     wait.add_argument("--timeout", type=_seconds, default=None, metavar="S", help="give up after S seconds (exit 1)")
 
     simulate = _command(commands, "simulate", simulate_host, "run the daemon on a simulated HGX H200 host")
@@ -74,6 +77,10 @@ def _command(
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help=f"the settings file (default: {DEFAULT_CONFIG})")
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", default="/", metavar="DIR", help="look at the (simulated) host below DIR")
 
 
 def _seconds(text: str) -> float:
@@ -136,16 +143,22 @@ def show_config(options: argparse.Namespace) -> int:
 
 def show_status(options: argparse.Namespace) -> int:
     """``fmsupervisor status``."""
-    from fmsupervisor.client import StatusReader
-
-    return StatusReader(_load(options).settings).show(as_json=options.json, watch=options.watch)
+    return _status_reader(options).show(as_json=options.json, watch=options.watch)
 
 
 def wait_until_configured(options: argparse.Namespace) -> int:
     """``fmsupervisor wait``."""
-    from fmsupervisor.client import StatusReader
+    return _status_reader(options).wait(options.timeout)
 
-    return StatusReader(_load(options).settings).wait(options.timeout)
+
+def _status_reader(options: argparse.Namespace) -> "StatusReader":
+    from fmsupervisor.client import StatusReader
+    from fmsupervisor.host.root import HostRoot
+
+    root = HostRoot(options.root)
+    if options.config is None and options.root != "/":
+        options.config = root.path(DEFAULT_CONFIG)
+    return StatusReader(_load(options).settings, root)
 
 
 def simulate_host(options: argparse.Namespace) -> int:

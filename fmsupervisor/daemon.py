@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fmsupervisor.clock import Clock
 from fmsupervisor.conditions import Code
@@ -14,12 +15,13 @@ from fmsupervisor.fabric_manager.process import become_subreaper, seal_descripto
 from fmsupervisor.facts import Problem
 from fmsupervisor.host.kernel import Kernel
 from fmsupervisor.host.root import HostRoot
-from fmsupervisor.report.metrics import FabricCollector
-from fmsupervisor.report.metrics_server import MetricsServer
 from fmsupervisor.report.reporter import Reporter
 from fmsupervisor.report.systemd import SystemdNotifier
 from fmsupervisor.settings import Settings
 from fmsupervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from fmsupervisor.report.metrics_server import MetricsServer
 
 _BIND_RETRY_SECONDS = 10.0
 _ALIVE_ANSWER_SECONDS = 2.0
@@ -41,7 +43,7 @@ class Daemon:
         self._root = root
         self.reporter = Reporter(root, clock, notifier)
         self.supervisor = Supervisor(settings, root, kernel, self.reporter, clock, reload_settings)
-        self.metrics: MetricsServer | None = None
+        self.metrics: 'MetricsServer | None' = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -65,6 +67,9 @@ class Daemon:
     def _begin_metrics(self) -> None:
         if not self._settings.metrics.enabled or self._loop is None:
             return
+        from fmsupervisor.report.metrics import FabricCollector  # noqa: PLC0415 - costs memory, and may be disabled
+        from fmsupervisor.report.metrics_server import MetricsServer  # noqa: PLC0415
+
         server = MetricsServer(
             self._settings.metrics,
             FabricCollector(self.reporter.snapshot),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from fmsupervisor.core.actions import StopCause
 from fmsupervisor.facts import (
@@ -27,7 +28,11 @@ from fmsupervisor.facts import (
 from fmsupervisor.settings import Settings
 
 NEVER = float("-inf")
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[Any, Any]:
+    """The empty mapping (a mapping cannot be a default by itself)."""
+    return MappingProxyType({})
 
 
 class ExitClass(StrEnum):
@@ -81,7 +86,9 @@ class Run:
     success: Moment | None = None  # the success line in its log
     configured: Moment | None = None  # all witnesses agreed for the first time
     is_driver_seen_unconfigured: bool = False  # the driver's present word is about this run, not about the one before
-    registered: Mapping[str, str] = MappingProxyType({})  # GPU UUID -> PCI bus id as FM printed it ("" = not told)
+    registered: Mapping[str, str] = field(
+        default_factory=_nothing
+    )  # GPU UUID -> PCI bus id as FM printed it ("" = not told)
     failures: tuple[LogRecord, ...] = ()  # start-up failures that it reported
     unmanaged_since: float | None = None  # the driver says MANAGER_TIMEOUT since then
 
@@ -112,10 +119,10 @@ class Counters:
     """Totals since the daemon began."""
 
     starts: int = 0
-    exits: Mapping[str, int] = _NOTHING  # by ExitClass
-    log_lines: Mapping[str, int] = _NOTHING  # by level
+    exits: Mapping[str, int] = field(default_factory=_nothing)  # by ExitClass
+    log_lines: Mapping[str, int] = field(default_factory=_nothing)  # by level
     log_unrecognised: int = 0
-    switch_errors: Mapping[SwitchErrorKey, int] = field(default_factory=lambda: MappingProxyType({}))
+    switch_errors: Mapping[SwitchErrorKey, int] = field(default_factory=_nothing)
     stale_handles: int = 0
 
 
@@ -164,20 +171,20 @@ class State:
     next_start_at: float | None = None
     backoff_seconds: float = 0.0  # the pause that was chosen when next_start_at was set
     blocks: tuple[Block, ...] = ()
-    latched: Mapping[tuple[str, str], Latched] = field(default_factory=lambda: MappingProxyType({}))  # by code, subject
+    latched: Mapping[tuple[str, str], Latched] = field(default_factory=_nothing)  # by code, subject
     lost_registrations: frozenset[str] = frozenset()  # GPU UUIDs registered with a Fabric Manager that is no more
-    gpu_buses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # GPU UUID -> PCI bus id
+    gpu_buses: Mapping[str, str] = field(default_factory=_nothing)  # GPU UUID -> PCI bus id
     module_ids: Mapping[str, int] = field(
         default_factory=lambda: MappingProxyType({})
     )  # GPU bus id -> 1-based module id
 
     log_problem: str = ""
     log_size_bytes: int | None = None
-    service_problems: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
+    service_problems: Mapping[str, Problem] = field(default_factory=_nothing)
     pending_settings: tuple[str, ...] = ()  # changed keys that wait for a restart of Fabric Manager
 
     is_stopping: bool = False
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def driver_view(self) -> DriverView | None:

@@ -1,9 +1,9 @@
 """The kernel of the simulated host: everything that a directory tree cannot do by itself.
 
 State is kept in the tree wherever the real kernel shows it there, so that what observers read and what this class
-believes cannot differ; only minors, scripted faults and the moment of each probe are kept here. Every change of the tree
-is made before its uevent is sent, as in the kernel. The switch driver's watchdog on Fabric Manager (STANDBY, CONFIGURED,
-MANAGER_TIMEOUT) is computed from the heartbeat file of the simulated nv-fabricmanager (kernel: nvswitch.c,
+believes cannot differ; only minors, scripted faults and the moment of each probe are kept here. Every change of the
+tree is made before its uevent is sent, as in the kernel. The switch driver's watchdog on Fabric Manager (STANDBY,
+CONFIGURED, MANAGER_TIMEOUT) is computed from the heartbeat file of the simulated nv-fabricmanager (kernel: nvswitch.c,
 nvswitch_fabric_state_heartbeat: 10 s).
 
 Methods may be called from any thread.

@@ -155,9 +155,9 @@ def registration(version: str, gpu: str) -> Iterator[Message]:
     yield (
         "INFO",
         (
-            f"{_node_word(version)}: 0  Physical ID: {module_id(gpu)}  Index: {index}  Handle: {handle & 0xFFFFFFFF:x}  "
-            f"PCI Bus ID: {eight_digits(gpu).upper()}  Discovered Link Mask: 3ffff  Enabled Link Mask: 3ffff  "
-            f"UUID: {gpu_uuid(gpu)}"
+            f"{_node_word(version)}: 0  Physical ID: {module_id(gpu)}  Index: {index}  "
+            f"Handle: {handle & 0xFFFFFFFF:x}  PCI Bus ID: {eight_digits(gpu).upper()}  "
+            f"Discovered Link Mask: 3ffff  Enabled Link Mask: 3ffff  UUID: {gpu_uuid(gpu)}"
         ),
     )
     yield "", ""
@@ -213,7 +213,10 @@ def stale_handle(version: str) -> Iterator[Message]:
     if branch(version) < 570:  # noqa: PLR2004
         yield (
             "ERROR",
-            "failed to find the GPU handle 5410063385821516767 in the multicast team request setup 6130285411925746235.",
+            (
+                "failed to find the GPU handle 5410063385821516767 in the multicast team request setup "
+                "6130285411925746235."
+            ),
         )
     else:
         yield (

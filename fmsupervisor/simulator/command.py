@@ -1,0 +1,179 @@
+"""``fmsupervisor simulate``: the daemon, as it is, on a simulated host, with a play-by-play for the person watching."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fmsupervisor import config
+from fmsupervisor.clock import Clock
+from fmsupervisor.core.events import StopRequested
+from fmsupervisor.daemon import Daemon
+from fmsupervisor.errors import ConfigError
+from fmsupervisor.exit_codes import ExitCode
+from fmsupervisor.report import journal
+from fmsupervisor.report.systemd import SystemdNotifier
+from fmsupervisor.simulator.scenarios import SCENARIOS, Scenario
+from fmsupervisor.simulator.world import World
+
+SETTINGS_FILE = "/etc/fmsupervisor.toml"
+LOG_FILE = "/fmsupervisor.log"
+
+_LOOK_SECONDS = 0.02  # real; how often the play-by-play looks at the status
+_LIMIT_SECONDS = 1800.0  # simulated; the end state of every scenario is reached long before
+_LIMIT_REAL_SECONDS = 45.0  # and on a slow machine, not before this
+
+
+def list_scenarios() -> str:
+    """One line per scenario."""
+    width = max(map(len, SCENARIOS))
+    return "".join(f"{name:<{width}}  {scenario.summary}\n" for name, scenario in SCENARIOS.items())
+
+
+def simulate(name: str, speed: float, directory: str | None, metrics: str | None, *, once: bool) -> int:
+    """Run the daemon in the scenario until interrupted, or with ``once`` until the end state (exit status 0 or 1)."""
+    scenario = SCENARIOS.get(name)
+    if scenario is None:
+        raise ConfigError(f"no scenario {name!r}; one of {', '.join(SCENARIOS)}")
+    path = os.path.abspath(directory) if directory else tempfile.mkdtemp(prefix="fmsupervisor-simulation-")
+    if directory:
+        _make_empty(path)
+    try:
+        return asyncio.run(Simulation(scenario, path, speed, metrics).run(once=once))
+    finally:
+        if directory is None:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_empty(path: str) -> None:
+    os.makedirs(path, exist_ok=True)
+    if os.listdir(path):
+        raise ConfigError(f"--directory {path}: it is not empty")
+
+
+class Simulation:
+    """One run of one scenario."""
+
+    def __init__(self, scenario: Scenario, directory: str, speed: float, metrics: str | None) -> None:
+        self.world = World(scenario, directory, speed)
+        self._scenario = scenario
+        self._directory = directory
+        self._speed = speed
+        text = "".join(
+            _toml(
+                scenario.settings_at(speed)
+                | {"metrics": {"listen": metrics or _free_address(), "enabled": "NOMETRICS" not in os.environ}}
+            )
+        )
+        self.world.root.write_atomically(SETTINGS_FILE, text.encode(), durable=False)
+        self.daemon = Daemon(
+            self._load(), self.world.root, self.world.kernel, Clock(speed), SystemdNotifier(os.environ), self._load
+        )
+        self._shown: dict[str, str] = {}
+        self._began = time.monotonic()
+
+    def _load(self) -> Any:
+        return config.load(self.world.root.path(SETTINGS_FILE), required=True).settings
+
+    async def run(self, *, once: bool) -> int:
+        """The exit status: 0; with ``once``, 1 when the end state was not reached."""
+        settings = self._load()
+        print(f"scenario   {self._scenario.name}: {self._scenario.summary}")
+        print(f"host       {self._directory}")
+        print(f"status     fmsupervisor status --root {self._directory}")
+        print(f"metrics    http://{settings.metrics.listen}/metrics")
+        print(f"log        {self._directory}{LOG_FILE}\n", flush=True)
+        with open(self.world.root.path(LOG_FILE), "a", encoding="utf-8") as log:
+            journal.configure_logging(settings.logging, {}, log)
+            self._began = time.monotonic()
+            daemon = asyncio.create_task(self.daemon.run())
+            audience = asyncio.create_task(self._watch(once=once))
+            try:
+                await daemon
+            finally:
+                outcome = None if daemon.done() and not audience.done() else audience.result()
+                audience.cancel()
+                self._show(self.daemon.reporter.document)
+                journal.configure_logging(settings.logging, {}, sys.stderr)
+        return self._conclude(outcome) if once else ExitCode.OK
+
+    async def _watch(self, *, once: bool) -> bool | str:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            document = self.daemon.reporter.document
+            if not document:
+                continue
+            self._show(document)
+            elapsed = time.monotonic() - self._began
+            self.world.advance(elapsed, document)
+            if not once:
+                continue
+            outcome = self.world.outcome(document)
+            if outcome is None and elapsed > max(_LIMIT_SECONDS / self._speed, _LIMIT_REAL_SECONDS):
+                outcome = f"time is up: {'; '.join(self._scenario.expectation.missing(document))}"
+            if outcome is not None:
+                self.daemon.supervisor.feed(StopRequested())
+                return outcome
+
+    def _conclude(self, outcome: bool | str | None) -> int:
+        expected = self._scenario.expectation.describe()
+        if outcome is True:
+            print(f"\nas expected: {expected}")
+            return ExitCode.OK
+        print(f"\nNOT as expected: {outcome or 'it was interrupted'}\nexpected was: {expected}")
+        return ExitCode.NOT_CONFIGURED
+
+    def _show(self, document: Mapping[str, Any]) -> None:
+        """Print the lines of the chain that are new."""
+        elapsed = (time.monotonic() - self._began) * self._speed
+        for key, line in _chain(document):
+            if self._shown.get(key) != line:
+                self._shown[key] = line
+                print(f"{elapsed:9.2f} s  {line}", flush=True)
+        for key in self._shown.keys() - {key for key, _ in _chain(document)}:
+            print(f"{elapsed:9.2f} s  over     {self._shown.pop(key)}", flush=True)
+
+
+def _chain(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not document:
+        return
+    for step in document["steps"]:
+        if step["name"] != "fabric":
+            yield step["name"], f"{step['status']:<8} {step['name']:<17} {step['detail']}"
+    yield "state", f"{'':8} {document['state'].upper():<17} {document['reason']}"
+    for row in document["conditions"]:
+        yield (
+            f"{row['code']} {row['subject']}",
+            f"{row['severity']:<8} {row['code']:<17} {row['title']}: {row['detail']}",
+        )
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _toml(tables: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """Nested mappings as a TOML file."""
+    if name:
+        yield f"[{name}]\n"
+    below = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            below[key] = value
+        else:
+            yield f"{key} = {_literal(value)}\n"
+    for key, value in below.items():
+        yield from _toml(value, f"{name}.{key}" if name else key)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else '"' + str(value).replace('"', '\\"') + '"'
