@@ -43,7 +43,7 @@ class Daemon:
         self._root = root
         self.reporter = Reporter(root, clock, notifier)
         self.supervisor = Supervisor(settings, root, kernel, self.reporter, clock, reload_settings)
-        self.metrics: 'MetricsServer | None' = None
+        self.metrics: MetricsServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:

@@ -122,7 +122,7 @@ class DriverView:
     devices: tuple[SwitchDevice, ...]
 
 
-# --- the tree: module file, Fabric Manager, NSCQ -----------------------------------------------------------------------
+# --- the tree: module file, Fabric Manager, NSCQ
 
 
 @dataclass(frozen=True, slots=True)

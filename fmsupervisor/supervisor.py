@@ -219,7 +219,9 @@ class Supervisor:
         except ModuleLoadFailed as error:
             release = self.state.host.kernel_release if self.state.host else ""
             return events.ModuleLoadEnded(
-                load_failure.explain_load_failure(error.errno, error.kernel_lines, action.choice, release)
+                load_failure.explain_load_failure(
+                    error.errno, error.kernel_lines, action.choice, release, path=error.path
+                )
             )
         return events.ModuleLoadEnded(None)
 

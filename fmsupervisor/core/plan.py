@@ -44,7 +44,7 @@ def next_action(state: State) -> Action | None:
 def _stopping(state: State) -> Action | None:
     run = state.run
     if run is None:
-        return None if state.has_orphans else EndService()
+        return None if state.has_orphans or state.has_ended else EndService()
     if run.stop is None:
         return TerminateFabricManager(StopCause.REQUESTED, "the service is being stopped")
     return _escalation(state, run)

@@ -48,7 +48,7 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
         case events.HostObserved(host=host):
             return _host_observed(state, host)
         case events.HostMayHaveChanged():
-            return replace(state, is_host_stale=True)
+            return _host_may_have_changed(state)
         case events.PathsChanged(paths=paths):
             return _paths_changed(state, paths)
         case events.InstallationInspected(installation=installation):
@@ -89,6 +89,12 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
             return _action_taken(state, action)
         case _:
             assert_never(event)
+
+
+def _host_may_have_changed(state: State) -> State:
+    found = state.installation
+    waits_for_module = found is not None and any(one.code == Code.MODULE_DEPENDENCY_MISSING for one in found.problems)
+    return replace(state, is_host_stale=True, is_installation_stale=state.is_installation_stale or waits_for_module)
 
 
 def _host_observed(state: State, host: Host | Unknown) -> State:
@@ -240,6 +246,8 @@ def _action_taken(state: State, action: actions.Action) -> State:
             return replace(state, is_inspecting=True, is_installation_stale=False)
         case actions.LoadModule():
             return replace(state, is_loading=True, load_began_at=state.now.monotonic, load_problem=None)
+        case actions.EndService():
+            return replace(state, has_ended=True)
         case actions.TerminateFabricManager(cause=cause):
             run = replace(state.run, stop=Stop(state.now, cause)) if state.run else None
             return replace(state, run=run)

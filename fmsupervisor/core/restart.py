@@ -2,8 +2,8 @@
 
 A blind restart is harmful twice over. A configuration error or a version mismatch restarted every ten seconds is noise
 that hides its own cause. And on Hopper and later every restart orphans the registrations of the GPUs, which breaks NVLS
-in all running guests. So an exit is first classified. What it said on the way out (its log and stderr) outranks the exit
-status: the same kind of configuration error has been seen with status 1 (siderolabs/extensions issue 511) and with
+in all running guests. So an exit is first classified. What it said on the way out (its log and stderr) outranks the
+exit status: the same kind of configuration error has been seen with status 1 (siderolabs/extensions issue 511) and with
 status 0 (tinfoilsh/cvmimage pull request 241).
 
     requested       we asked for it                              nothing follows

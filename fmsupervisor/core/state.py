@@ -184,6 +184,7 @@ class State:
     pending_settings: tuple[str, ...] = ()  # changed keys that wait for a restart of Fabric Manager
 
     is_stopping: bool = False
+    has_ended: bool = False  # nothing of ours is left
     counters: Counters = field(default_factory=Counters)
 
     @property

@@ -1,4 +1,4 @@
-"""Executing nv-fabricmanager, reading what it writes, and ending it: the side effects of the actions that concern it."""
+"""Executing nv-fabricmanager, reading what it writes, and ending it."""
 
 import asyncio
 import os
@@ -145,7 +145,8 @@ class FabricManagerControl:
             if batch is not None:
                 self._feed(LogRead(batch))
             if not self._follower.has_more:
-                return
+                break
+        self._feed(LogRead(self._follower.finish()))
 
     def close(self) -> None:
         """Close the log."""
@@ -158,7 +159,6 @@ async def read_version(
 ) -> tuple[ExitStatus | None, bytes, bytes]:
     """Run ``nv-fabricmanager --version``; a binary that cannot be executed looks like the loader's exit 127."""
     try:
-        base = {"PATH": _SEARCH_PATH, "LANG": "C.UTF-8"}
-        return await children.run(Command(tuple(arguments), base | variables), timeout_seconds)
+        return await children.run(Command(tuple(arguments), variables), timeout_seconds)
     except OSError as error:
         return ExitStatus(code=126), b"", os.fsencode(f"{error.strerror}")

@@ -15,7 +15,7 @@ from fmsupervisor.errors import CannotObserve
 from fmsupervisor.fabric_manager.installed_files import fingerprint_of, watched_paths
 from fmsupervisor.fabric_manager.libraries import resolve_libraries
 from fmsupervisor.fabric_manager.nscq import find_nscq
-from fmsupervisor.fabric_manager.versions import printed_version, version_problems
+from fmsupervisor.fabric_manager.versions import printed_version
 from fmsupervisor.facts import Installation, ModuleChoice, Problem
 from fmsupervisor.host.module_file import ModuleFileError, read_module
 from fmsupervisor.host.module_search import as_choice, choose_module, select_module
@@ -23,7 +23,7 @@ from fmsupervisor.host.root import HostRoot
 from fmsupervisor.host.trusted_path import find_untrusted, resolve
 from fmsupervisor.settings import Settings
 
-__all__ = ["RunVersion", "VersionOutput", "fingerprint_of", "inspect", "version_problems"]
+__all__ = ["RunVersion", "VersionOutput", "fingerprint_of", "inspect"]
 
 _EXECUTABLE = 0o111
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>[^:\s]+): cannot open shared object")

@@ -229,17 +229,17 @@ def _first_data(descriptor: int) -> int:
 
 def _find_last_header(descriptor: int, size: int) -> int | None:
     """Where the last session's header is within the last ``LOOK_BACK_BYTES``; read backwards in overlapping blocks."""
-    end = size
-    while end > max(0, size - LOOK_BACK_BYTES):
-        start = max(0, end - _BLOCK_BYTES)
+    end, limit = size, max(0, size - LOOK_BACK_BYTES)
+    while end > limit:
+        start = max(limit, end - _BLOCK_BYTES)
         block = os.pread(descriptor, end - start, start)
         found = len(block)
         while (found := block.rfind(_HEADER, 0, found)) >= 0:
             is_quoted = block[:found].rstrip(b" ").endswith(b"=")  # the value of a setting
             if not is_quoted:
                 return start + found
-        if start == 0:
-            return None
+        if start == limit:
+            break
         end = start + len(_HEADER) + 8
     return None
 

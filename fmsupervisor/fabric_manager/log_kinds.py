@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         LogKind.GPU_ROW,
         Where.ANYWHERE,
-        r"\s*(?:fid|node ?id|index):\s*\d+ physical id:\s*(?P<physical_id>\d+)\b.*?pci bus id:\s*"
+        r"\s*(?:fid|node\s*id|index):\s*\d+ physical id:\s*(?P<physical_id>\d+)\b.*?pci bus id:\s*"
         + _PCI_BUS_ID
         + r".*?uuid\s*:\s*(?P<uuid>GPU-[0-9a-z-]+)",
     ),
@@ -148,12 +148,12 @@ RULES: tuple[Rule, ...] = (
         LogKind.MULTICAST,
         Where.CALM,
         r"multicast group \d+ (?:is|was) (?:allocated|freed)",
-        r"successfully (?:set ?up|released?|freed) (?:the )?multicast team",
+        r"successfully (?:set\s*up|released?|freed) (?:the )?multicast team",
     ),
     _rule(
         LogKind.PARTITION,
         Where.ANYWHERE,
-        r"(?:(?:node ?id|fid) \d+ )?partition(?: id)? (?P<partition>\d+) is (?P<state>(?:de)?activated)\b",
+        r"(?:(?:node\s*id|fid) \d+ )?partition(?: id)? (?P<partition>\d+) is (?P<state>(?:de)?activated)\b",
     ),
     # Trouble.
     _rule(
@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         LogKind.ADDRESS_IN_USE,
         Where.TROUBLE,
-        r"(?=.*\b(?:address(?: is)? already in use|port\b.{0,40}?\bin use|EADDRINUSE)\b)"
+        r"(?=.*\b(?:(?:address|port|socket)\b.{0,80}?\bin use|EADDRINUSE)\b)"
         r"(?:.*?\bport\b\D{0,12}(?P<port>\d{1,5})\b)?",
     ),
     _rule(
@@ -230,7 +230,7 @@ RULES: tuple[Rule, ...] = (
         r"getting (?:fabric node|NVSwitch|NVLink|GPU)\b",
         r"detected system topology is\b",
         r"fabric topology file \S+ is parsed",
-        r"number of (?:devices specified|GPU base ?board)",
+        r"number of (?:devices specified|GPU base\s*board)",
         r"dumping all the detected\b",
         r"NVLink (?:inband|autonomous link initialization)\b.* is (?:en|dis)abled",
         r"LMDB_LOG:\s*success",
@@ -244,7 +244,7 @@ RULES: tuple[Rule, ...] = (
         Where.BARE,
         r"\.\s*$",  # the end of a topology file's build time
         r"\".*\" failed! exit code:\s*\d+",  # of the vendor's start script, after Fabric Manager's own line
-        r"\s*\w[\w\s/()-]{0,47} : ",  # a row of an "... error on :" record
+        r"\s*\w[\w\s/()-]{0,47} :(?:\s|$)",  # a row of an "... error on :" record
     ),
     _rule(LogKind.OTHER_NOTICE, Where.ANYWHERE, r".{0,200}\berror on\s*:\s*$"),
     _rule(LogKind.BLANK, Where.ANYWHERE, r"\s*$"),

@@ -1,8 +1,8 @@
 """The processes of this service: executing them, hearing from them, ending them, burying them.
 
 One owner of every wait. A child is executed with posix_spawn, so that it gets exactly what is listed here and nothing
-that Python or systemd happened to leave open: its own session (no signal of the terminal reaches it), an empty signal mask,
-default signal actions, /dev/null and two pipes. A pidfd tells of its end at once.
+that Python or systemd happened to leave open: its own session (no signal of the terminal reaches it), an empty signal
+mask, default signal actions, /dev/null and two pipes. A pidfd tells of its end at once.
 
 What a child leaves behind is ours as well. This process is a child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER), so
 whatever a dead child had started, however detached, becomes our direct child in the same instant. It is found in

@@ -1,13 +1,6 @@
-"""NVIDIA's version numbers, and whether those of one host belong together. Pure.
-
-Driver, Fabric Manager and NSCQ must be of exactly one version: the driver compares strings (nvswitch.c,
-``nvswitch_lib_check_api_version``).
-"""
+"""NVIDIA's version numbers, where programs and libraries tell them. Pure."""
 
 import re
-
-from fmsupervisor.conditions import Code
-from fmsupervisor.facts import Installation, Problem
 
 _PRINTED = re.compile(r"version\D*?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 _FILE_NAME = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
@@ -30,39 +23,3 @@ def embedded_version(content: bytes) -> str | None:
     """The driver version among a library's strings, if there is exactly one that looks like it."""
     found = set(_EMBEDDED.findall(content))
     return found.pop().decode() if len(found) == 1 else None
-
-
-def version_problems(installation: Installation, loaded: str | None) -> tuple[Problem, ...]:
-    """What the known versions say together; ``loaded`` is the version of the live module, None when none is live."""
-    module = installation.module.version if installation.module is not None else ""
-    installed = {
-        "nvidia.ko": module,
-        "nv-fabricmanager": installation.fabric_manager_version or "",
-        "libnvidia-nscq": installation.nscq_version or "",
-    }
-    installed = {name: version for name, version in installed.items() if version}
-    known = {**installed, **({"the loaded module": loaded} if loaded else {})}
-    if len(set(known.values())) <= 1:
-        return ()
-    versions = ", ".join(f"{name} {version}" for name, version in known.items())
-    others = set(installed.values())
-    if loaded and module and len(installed) > 1 and others == {module} and _is_newer(module, loaded):
-        return (Problem(Code.RELOAD_NEEDED, f"{module} is installed, {loaded} is loaded ({versions})"),)
-    return (Problem(Code.VERSION_MISMATCH, f"{versions}; {_what_to_change(installed, loaded)}"),)
-
-
-def _what_to_change(installed: dict[str, str], loaded: str | None) -> str:
-    """Which packages to replace, measured by what is loaded, else by what most agree on, the module first."""
-    counts = list(installed.values())
-    wanted = loaded or max(dict.fromkeys(counts), key=counts.count)
-    wrong = [name for name, version in installed.items() if version != wanted]
-    measure = "the loaded module" if loaded else "the others"
-    return f"to agree with {measure}, install version {wanted} of {' and '.join(wrong)}"
-
-
-def _is_newer(one: str, other: str) -> bool:
-    return _numbers(one) > _numbers(other)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part[:18]) for part in re.findall(r"\d+", version))

@@ -35,6 +35,13 @@ class ModuleFileError(FmsupervisorError):
         self.reason = reason
 
 
+class ModuleFileMissing(ModuleFileError):
+    """There is no file at that path (any more)."""
+
+    def __init__(self) -> None:
+        super().__init__("no such file")
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """What modinfo(8) would tell, and a little more. A field that the file lacks is None or empty."""
@@ -88,7 +95,7 @@ def compression_of(root: HostRoot, path: str) -> str:
     """How the file is compressed: "", "zstd", "xz" or "gzip". Raises ``ModuleFileError`` and ``CannotObserve``."""
     start = root.read_bytes(path, 8)
     if start is None:
-        raise ModuleFileError("no such file")
+        raise ModuleFileMissing
     if not start:
         raise ModuleFileError("the file is empty")
     if start.startswith(MAGIC):
@@ -119,7 +126,7 @@ def read_module(root: HostRoot, path: str) -> ModuleFile:
             return _describe(Elf.from_bytes(decompress(root, path)), path, compression)
         with open_elf(root, path) as elf:
             if elf is None:
-                raise ModuleFileError("no such file")
+                raise ModuleFileMissing
             return _describe(elf, path, compression)
     except ElfError as error:
         raise ModuleFileError(error.reason) from error

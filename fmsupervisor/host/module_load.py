@@ -18,7 +18,14 @@ from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import ModuleChoice
 from fmsupervisor.host.kernel import ModuleLoadFailed
 from fmsupervisor.host.load_failure import explain_load_failure
-from fmsupervisor.host.module_file import ModuleFileError, compression_of, decompress, module_name, read_module
+from fmsupervisor.host.module_file import (
+    ModuleFileError,
+    ModuleFileMissing,
+    compression_of,
+    decompress,
+    module_name,
+    read_module,
+)
 from fmsupervisor.host.root import HostRoot
 
 __all__ = ["LinuxModuleCalls", "ModuleCalls", "explain_load_failure", "load_module", "quote_parameters"]
@@ -82,10 +89,17 @@ def load_module(
                 if failure == errno.EEXIST:
                     failure = _await_live(root, path, wait_seconds, clock, sleep)
             except (CannotObserve, ModuleFileError) as error:
-                cause = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-                raise ModuleLoadFailed(cause or errno.ENOEXEC, (f"cannot read {path}: {error}",), path) from error
+                raise ModuleLoadFailed(_errno_of(error), (f"cannot read {path}: {error}",), path) from error
             if failure:
                 raise ModuleLoadFailed(failure, kernel_lines.read(path), path)
+
+
+def _errno_of(error: Exception) -> int:
+    """The errno that stands for a file that could not be read."""
+    if isinstance(error, ModuleFileMissing):
+        return errno.ENOENT
+    cause = error.__cause__
+    return cause.errno if isinstance(cause, OSError) and cause.errno is not None else errno.ENOEXEC
 
 
 def quote_parameters(parameters: Sequence[str]) -> str:

@@ -147,6 +147,7 @@ class _Dependencies:
         self._order: list[str] = []
 
     def resolve(self, file: ModuleFile) -> tuple[str, ...] | Problem:
+        self._seen.add(file.name)
         for dependency in file.depends:
             problem = self._add(dependency.replace("-", "_"), file.name)
             if problem is not None:

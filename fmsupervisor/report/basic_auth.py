@@ -12,6 +12,9 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from fmsupervisor.report.worker import Worker
 
 _REMEMBERED = 64
 _BCRYPT_BYTES = 72  # bcrypt looks at no more; recent versions of the package refuse longer passwords
@@ -43,37 +46,46 @@ def parse_authorization(header: str) -> Credentials | None:
     return Credentials(user.decode("utf-8", "backslashreplace"), password) if colon else None
 
 
-class PasswordMemory:
-    """Checks credentials and remembers the verdicts. ``verify`` is the slow half and may run in another thread."""
+class PasswordChecker:
+    """Checks credentials and remembers the verdicts. Belongs to one event loop.
+
+    bcrypt runs in one thread of its own, one check after the other: a flood of wrong passwords costs one core at most
+    and does not hold up what is known already.
+    """
 
     def __init__(self) -> None:
         self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}
         self._wrong: dict[bytes, None] = {}
+        self._worker = Worker("passwords")
 
-    def recall(self, users: Mapping[str, str], credentials: Credentials) -> bool | None:
-        """The verdict on these credentials when it is known, else None."""
+    async def is_right(self, users: Mapping[str, str], credentials: Credentials) -> bool:
+        """Whether ``users`` (name to bcrypt hash, not empty) has this user with this password."""
         digest = self._digest(users, credentials)
+        known = self._recall(digest)
+        if known is not None:
+            return known
+        is_known_user = credentials.user in users
+        hashed = users[credentials.user] if is_known_user else next(iter(users.values()))
+        is_match = await self._worker.call(partial(_is_match, hashed, credentials.password))
+        is_right = is_match and is_known_user
+        self._remember(digest, is_right=is_right)
+        return is_right
+
+    def stop(self) -> None:
+        """End the thread after the check that it is at."""
+        self._worker.stop()
+
+    def _recall(self, digest: bytes) -> bool | None:
         if digest in self._right:
             return True
         return False if digest in self._wrong else None
 
-    def verify(self, users: Mapping[str, str], credentials: Credentials) -> bool:
-        """Check with bcrypt (tens of milliseconds to seconds, by the cost in the hash) and remember."""
-        import bcrypt  # noqa: PLC0415 - only where passwords are configured
-
-        is_known = credentials.user in users
-        hashed = users[credentials.user] if is_known else next(iter(users.values()))
-        try:
-            is_match = bcrypt.checkpw(credentials.password[:_BCRYPT_BYTES], hashed.encode("ascii"))
-        except ValueError:  # a NUL byte, in some versions
-            is_match = False
-        is_right = is_known and is_match
+    def _remember(self, digest: bytes, *, is_right: bool) -> None:
         memory = self._right if is_right else self._wrong
-        memory[self._digest(users, credentials)] = None
+        memory[digest] = None
         while len(memory) > _REMEMBERED:
             del memory[next(iter(memory))]
-        return is_right
 
     def _digest(self, users: Mapping[str, str], credentials: Credentials) -> bytes:
         """Includes the hash in force: a changed password file makes the old verdicts worthless."""
@@ -81,3 +93,12 @@ class PasswordMemory:
         parts = (user, users.get(credentials.user, "").encode("ascii"), credentials.password)
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.blake2b(framed, key=self._key).digest()
+
+
+def _is_match(hashed: str, password: bytes) -> bool:
+    import bcrypt  # noqa: PLC0415 - only where passwords are configured
+
+    try:
+        return bcrypt.checkpw(password[:_BCRYPT_BYTES], hashed.encode("ascii"))
+    except ValueError:  # a NUL byte, in some versions
+        return False

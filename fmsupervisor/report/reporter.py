@@ -1,7 +1,7 @@
 """Tell every audience what is new: the journal, systemd, the status file, the metrics.
 
-``note`` is called with each event as it is folded in (news that leave no trace in the state); ``report`` once the dust has
-settled, with the state in which the supervisor comes to rest. Both only compare and tell; they decide nothing.
+``note`` is called with each event as it is folded in (news that leave no trace in the state); ``report`` once the dust
+has settled, with the state in which the supervisor comes to rest. Both only compare and tell; they decide nothing.
 """
 
 import asyncio

@@ -6,8 +6,9 @@ Python's ssl cannot do what a key asks for, the key is refused rather than weake
 
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from fmsupervisor.conditions import Code
 from fmsupervisor.errors import CannotObserve, ConfigError
@@ -86,8 +87,8 @@ class WebConfig:
     """The whole file. Without ``tls`` the server speaks plain HTTP, without ``users`` everybody may ask."""
 
     tls: TlsConfig | None = None
-    headers: Mapping[str, str] = MappingProxyType({})
-    users: Mapping[str, str] = MappingProxyType({})  # name to bcrypt hash
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name to bcrypt hash
 
 
 def load(root: HostRoot, path: str) -> WebConfig:
@@ -118,6 +119,29 @@ def make_context(root: HostRoot, path: str, tls: TlsConfig) -> ssl.SSLContext:
         raise ConfigError(f"{path}: tls_server_config: cannot use {what}: {cause}") from error
     context.verify_mode = tls.client_auth
     return context
+
+
+def has_allowed_san(tls: TlsConfig, certificate: Mapping[str, Any] | None) -> bool:
+    """Whether the client may connect: nothing is asked for, or one of its subject alternative names is allowed.
+
+    ``certificate`` is what ``SSLObject.getpeercert`` returns.
+    """
+    if tls.client_allowed_sans is None:
+        return True
+    names = (certificate or {}).get("subjectAltName", ())
+    return any(_san(kind, value) in tls.client_allowed_sans for kind, value in names)
+
+
+def _san(kind: str, value: str) -> str:
+    """A name as Go writes it: OpenSSL prints IPv6 addresses in long upper case form."""
+    if kind != "IP Address":
+        return value
+    import ipaddress  # noqa: PLC0415
+
+    try:
+        return str(ipaddress.ip_address(value.strip()))
+    except ValueError:
+        return value
 
 
 def _read_tls(top: Table) -> TlsConfig | None:

@@ -115,5 +115,5 @@ def read_table(root: HostRoot, path: str, limit_bytes: int) -> Table:
 
 
 def _kind(node: Any) -> str:
-    """ "scalar", "sequence" or "mapping"; an attribute of the node classes that their type stubs leave out."""
+    """One of "scalar", "sequence" and "mapping": an attribute that the type stubs leave out."""
     return str(node.id)

@@ -64,12 +64,7 @@ class Simulation:
         self._scenario = scenario
         self._directory = directory
         self._speed = speed
-        text = "".join(
-            _toml(
-                scenario.settings_at(speed)
-                | {"metrics": {"listen": metrics or _free_address(), "enabled": "NOMETRICS" not in os.environ}}
-            )
-        )
+        text = "".join(_toml(scenario.settings_at(speed) | {"metrics": {"listen": metrics or _free_address()}}))
         self.world.root.write_atomically(SETTINGS_FILE, text.encode(), durable=False)
         self.daemon = Daemon(
             self._load(), self.world.root, self.world.kernel, Clock(speed), SystemdNotifier(os.environ), self._load

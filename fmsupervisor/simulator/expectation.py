@@ -23,6 +23,7 @@ class Expectation:
     starts: int | None = None  # of Fabric Manager, at least
     most_starts: int | None = None
     exits: Mapping[str, int] = field(default_factory=lambda: _NO_EXITS)  # class -> at least
+    last_signal: int | None = None  # that ended Fabric Manager last
     gpus_registered: int | None = None
     switches_usable: int | None = None  # exactly
     switch_errors: Mapping[int, int] = field(default_factory=dict)  # SXid -> exact sum over switches
@@ -50,6 +51,7 @@ class Expectation:
                 (exits.get(name, 0) >= least, f"{exits.get(name, 0)} exits {name}")
                 for name, least in self.exits.items()
             ),
+            (self.last_signal in (None, _last_signal(manager)), f"the last exit was by signal {_last_signal(manager)}"),
             (registered >= (self.gpus_registered or 0), f"{registered} GPUs registered"),
             (self.switches_usable in (None, usable), f"{usable} switches usable"),
             *(
@@ -84,6 +86,8 @@ class Expectation:
         if self.most_starts is not None:
             parts.append(f"at most {self.most_starts} starts")
         parts += [f"at least {least} exits {name}" for name, least in self.exits.items()]
+        if self.last_signal is not None:
+            parts.append(f"last exit by signal {self.last_signal}")
         if self.gpus_registered is not None:
             parts.append(f"{self.gpus_registered} GPUs registered")
         if self.switches_usable is not None:
@@ -95,3 +99,9 @@ class Expectation:
 def _count(document: Document, sxid: int) -> int:
     errors = document["counters"]["switch_errors"]
     return sum(error["count"] for error in errors if error["sxid"] == sxid)
+
+
+def _last_signal(manager: Document) -> int | None:
+    last_exit = manager.get("last_exit")
+    signal: int | None = last_exit["signal"] if last_exit else None
+    return signal

@@ -50,7 +50,7 @@ class Log:
     def _write(self, data: bytes) -> None:
         if not self._path:
             os.write(2, data)
-        elif os.fstat(self._descriptor).st_size + len(data) <= self._limit:
+        elif os.fstat(self._descriptor).st_size < self._limit:
             os.write(self._descriptor, data)
         elif self._kept:
             self._rotate()

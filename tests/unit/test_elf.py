@@ -112,8 +112,16 @@ def test_this_interpreter_is_readable(tmp_path: Path) -> None:
 def test_a_linked_library_reads_as_readelf_says(tmp_path: Path) -> None:
     library = tmp_path / "libx.so"
     subprocess.run(
-        ["gcc", "-shared", "-o", str(library), "-xc", "/dev/null"]
-        + ["-Wl,-soname,libx.so.3,--no-as-needed,-rpath,$ORIGIN/../lib", "-lm"],
+        [
+            "gcc",
+            "-shared",
+            "-o",
+            str(library),
+            "-xc",
+            "/dev/null",
+            "-Wl,-soname,libx.so.3,--no-as-needed,-rpath,$ORIGIN/../lib",
+            "-lm",
+        ],
         check=True,
     )
     with open_elf(HostRoot("/"), str(library)) as elf:

@@ -223,6 +223,7 @@ KINDS = [
     ),
     ("ERROR", "failed to bind to port 6666: Address already in use", "address-in-use", {"port": "6666"}),
     ("", "port in use", "address-in-use", {}),
+    ("ERROR", "command socket /run/nvidia-fabricmanager/socket is already in use", "address-in-use", {}),
     (
         "",
         "/usr/bin/nv-fabricmanager: error while loading shared libraries: libz.so.1: cannot open shared object file: No such file or directory",
@@ -252,6 +253,7 @@ KINDS = [
     ("", ".", "other-notice", {}),
     ("ERROR", "detected NVLink error on :", "other-notice", {}),
     ("", "Node Id : 3", "other-notice", {}),
+    ("", "  GPU UUID :", "other-notice", {}),
     ("", "", "blank", {}),
 ]
 

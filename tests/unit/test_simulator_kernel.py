@@ -145,7 +145,7 @@ class TestLoading:
         assert {pci_bus.driver(root, switch) for switch in SWITCHES} == {None}
 
     def test_a_new_kernel_object_takes_up_a_loaded_driver(self, loaded):
-        root, kernel = loaded
+        root, _ = loaded
         assert [device.minor for device in SimulatedKernel(root).driver_view().devices] == [0, 1, 2, 3]
 
 

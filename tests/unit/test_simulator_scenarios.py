@@ -3,7 +3,6 @@
 import pytest
 
 from fmsupervisor.conditions import REGISTRY, Code
-from fmsupervisor.simulator import scenarios
 from fmsupervisor.simulator.expectation import Expectation
 from fmsupervisor.simulator.kernel import SimulatedKernel
 from fmsupervisor.simulator.scenarios import SCENARIOS, Scenario, Step
@@ -24,12 +23,16 @@ STATES = {
 WORLD_ACTIONS = {"tell_fabric_manager", "truncate_log"}
 
 
-def document(state="configured", codes=(), starts=1, exits=None, registered=8, usable=4, errors=()):
+def document(state="configured", codes=(), starts=1, exits=None, registered=8, usable=4, errors=(), last_signal=None):
     return {
         "state": state,
         "reason": "because",
         "conditions": [{"code": code.value} for code in codes],
-        "fabric_manager": {"starts": starts, "exits": exits or {}},
+        "fabric_manager": {
+            "starts": starts,
+            "exits": exits or {},
+            "last_exit": last_signal and {"signal": last_signal},
+        },
         "gpus": [{"registered": number < registered} for number in range(8)],
         "switches": [{"usable": number < usable} for number in range(4)],
         "counters": {"switch_errors": [{"sxid": sxid, "count": count} for sxid, count in errors]},
@@ -72,14 +75,14 @@ def test_the_required_scenarios_are_there():
     assert set(required.split()) <= SCENARIOS.keys()
 
 
-def test_settings_in_seconds_follow_the_speed_and_have_floors():
-    scenario = Scenario(
-        "x", "", Expectation(("failed",)), settings={"switches": {"deadline_seconds": 10.0, "expected": 4}}
-    )
-    settings = scenario.settings_at(100.0)
-    assert settings["switches"] == {"deadline_seconds": 0.1, "expected": 4}
-    assert settings["fabric_manager"]["start_timeout_seconds"] == 5.0
-    assert scenarios.SCENARIOS["healthy"].settings_at(1.0)["restart"]["maximum_delay_seconds"] == 60.0
+@pytest.mark.parametrize(
+    ("speed", "start_timeout", "stop_timeout"), [(1.0, 180.0, 10.0), (100.0, 500.0, 50.0)], ids=["real-time", "fast"]
+)
+def test_deadlines_of_real_processes_have_floors_in_real_seconds(speed, start_timeout, stop_timeout):
+    settings = SCENARIOS["switch-missing"].settings_at(speed)
+    assert settings["switches"] == {"deadline_seconds": 10.0, "expected": 4}
+    assert settings["fabric_manager"]["start_timeout_seconds"] == start_timeout
+    assert settings["fabric_manager"]["stop_timeout_seconds"] == stop_timeout
 
 
 class TestExpectation:
@@ -95,6 +98,9 @@ class TestExpectation:
             (Expectation(("configured",), most_starts=1), document(starts=2), False),
             (Expectation(("configured",), exits={"unexpected": 1}), document(exits={"unexpected": 2}), True),
             (Expectation(("configured",), exits={"unexpected": 1}), document(), False),
+            (Expectation(("configured",), last_signal=9), document(last_signal=9), True),
+            (Expectation(("configured",), last_signal=9), document(last_signal=15), False),
+            (Expectation(("configured",), last_signal=9), document(), False),
             (Expectation(("configured",), gpus_registered=8), document(registered=7), False),
             (Expectation(("configured",), switches_usable=4), document(usable=3), False),
             (Expectation(("configured",), switch_errors={12028: 2}), document(errors=((12028, 1), (12028, 1))), True),
