@@ -169,6 +169,8 @@ def _started(state: State, event: events.FabricManagerStarted) -> State:
         foreign=(),
         pending_settings=(),
         log_problem="",
+        registered_before=frozenset(),
+        lost_registrations=state.lost_registrations | state.registered_before,
         driver_observed_at=NEVER,
     )
 
@@ -189,7 +191,7 @@ def _exited(state: State, event: events.FabricManagerExited) -> State:
         next_start_at=None,
         foreign_looked_at=NEVER,
         driver_observed_at=NEVER,
-        lost_registrations=state.lost_registrations | set(run.registered),
+        registered_before=frozenset(run.registered),
     )
     if run.stop is not None and run.stop.is_killed:
         seconds = state.settings.fabric_manager.stop_timeout_seconds

@@ -172,6 +172,7 @@ class State:
     backoff_seconds: float = 0.0  # the pause that was chosen when next_start_at was set
     blocks: tuple[Block, ...] = ()
     latched: Mapping[tuple[str, str], Latched] = field(default_factory=_nothing)  # by code, subject
+    registered_before: frozenset[str] = frozenset()  # GPU UUIDs registered with the Fabric Manager that ended last
     lost_registrations: frozenset[str] = frozenset()  # GPU UUIDs registered with a Fabric Manager that is no more
     gpu_buses: Mapping[str, str] = field(default_factory=_nothing)  # GPU UUID -> PCI bus id
     module_ids: Mapping[str, int] = field(

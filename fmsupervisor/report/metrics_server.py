@@ -42,7 +42,7 @@ from fmsupervisor.report.worker import Worker
 from fmsupervisor.settings import MetricsSettings
 
 _CONNECTIONS = 32
-_BACKLOG = 128
+_BACKLOG = 1024  # a connection attempt beyond it is repeated by the client's kernel a second later
 _DEADLINE_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1 << 16

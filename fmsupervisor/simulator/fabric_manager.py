@@ -144,7 +144,9 @@ class FabricManager:
             self._log.write([("INFO", messages.CONFIGURED)])
         self._log.write([("INFO", "FM starting NvLink Inband started")])
         if self._behaviour["registers_gpus"]:
-            order = [gpu for _, gpu in sorted(zip(os.urandom(len(self._gpus)), self._gpus, strict=True))]
+            # A running guest does not register its GPU a second time, whatever becomes of Fabric Manager.
+            asking = [gpu for gpu in self._gpus if not os.path.exists(self._registration_file(gpu))]
+            order = [gpu for _, gpu in sorted(zip(os.urandom(len(asking)), asking, strict=True))]
             pause = self._behaviour["registration_seconds"] / max(1, len(order))
             for number, gpu in enumerate(order, 1):
                 self._later(number * pause, self._registration_of(gpu))
@@ -152,7 +154,14 @@ class FabricManager:
             self._later(self._behaviour["exit_after_seconds"], self._end)
 
     def _registration_of(self, gpu: str) -> Callable[[], None]:
-        return lambda: self._log.write(messages.registration(self._version, gpu))
+        return lambda: self._log.write(self._register(gpu))
+
+    def _register(self, gpu: str) -> list[Message]:
+        os.close(os.open(self._registration_file(gpu), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return list(messages.registration(self._version, gpu))
+
+    def _registration_file(self, gpu: str) -> str:
+        return f"{self._host}{hardware.REGISTRATIONS}/{gpu}"
 
     def _end(self) -> None:
         """Leave with the scripted status; a negative one is a signal."""
@@ -210,7 +219,7 @@ class FabricManager:
     def _scripted_lines(self, words: list[str]) -> list[Message]:
         match words:
             case ["register", gpu]:
-                return list(messages.registration(self._version, gpu))
+                return self._register(gpu)
             case ["sxid", severity, number, switch, port]:
                 return [messages.switch_error(self._version, severity, int(number), switch, int(port))] * 2
             case ["stale-handle"]:

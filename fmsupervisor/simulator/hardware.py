@@ -20,6 +20,7 @@ SIMULATOR_DIRECTORY = "/.simulator"
 BEHAVIOUR_FILE = "/.simulator/fabric_manager.json"
 HEARTBEAT_FILE = "/.simulator/heartbeat.json"
 COMMAND_FIFO = "/.simulator/commands"
+REGISTRATIONS = "/.simulator/registrations"  # one file per GPU whose guest has registered it
 
 CONTROL_MINOR = 255  # NVSWITCH_CTL_MINOR, linux_nvswitch.c
 

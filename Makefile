@@ -1,0 +1,43 @@
+# Everything runs in a virtual environment of its own; nothing is installed into the system but Debian packages, by root.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+# The bed of the tests, where it can be installed: real uevents without hardware, a Prometheus to scrape, promtool.
+PACKAGES = umockdev prometheus libudev1 systemd gcc binutils
+
+.PHONY: help simulate test lint deps packages bench clean
+
+help: ## What can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/fmsupervisor: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.tested: pyproject.toml | $(BIN)/fmsupervisor
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+simulate: $(BIN)/fmsupervisor ## Run the daemon on a simulated HGX H200 host (ARGS="--scenario crash-loop --speed 10")
+	@$(BIN)/fmsupervisor simulate $(ARGS)
+
+deps: $(VENV)/.tested packages ## Install what the tests need
+
+packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then sh packaging/install-test-packages $(PACKAGES); fi
+
+test: deps lint ## Run all tests (ARGS is passed to pytest)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(VENV)/.tested ## Check style and types
+	$(BIN)/ruff format --check --quiet fmsupervisor tests
+	$(BIN)/ruff check --quiet fmsupervisor tests
+	$(BIN)/mypy
+
+bench: $(VENV)/.tested ## Measure (about two minutes); prints figures, asserts nothing
+	$(BIN)/python tests/bench/bench_log.py
+	$(BIN)/python tests/bench/bench_daemon.py
+
+clean: ## Remove what was made
+	rm -rf $(VENV) build dist test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,31 @@
+"""What all tests share: in CI, a test that needs root or a tool must not be skipped."""
+
+import os
+
+import pytest
+
+_ALLOWED_SKIPS = ("root may", "no IPv6")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what was skipped, for the verdict at the end."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append((report.nodeid, _reason(report)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI (which is root) only what can only be tested without root may be skipped."""
+    if not os.environ.get("CI") or hasattr(session.config, "workerinput"):
+        return
+    wrong = [f"{nodeid}: {reason}" for nodeid, reason in _skipped if not any(word in reason for word in _ALLOWED_SKIPS)]
+    if wrong and session.exitstatus == pytest.ExitCode.OK:
+        print("\nskipped in CI, which is a failure there:\n" + "\n".join(wrong))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _reason(report: pytest.TestReport) -> str:
+    longrepr = report.longrepr
+    return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+
+
+_skipped: list[tuple[str, str]] = []
