@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmsupervisor import __version__
-from fmsupervisor.errors import ActionRefused, CannotObserve, ConfigError
+from fmsupervisor.errors import ActionRefused, ConfigError, FmsupervisorError
 
 if TYPE_CHECKING:
     from fmsupervisor.client import StatusReader
@@ -20,10 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        status = int(options.command(options))
+        sys.stdout.flush()  # here, where it can be told what went wrong
+        return status
     except ConfigError as error:
         print(f"fmsupervisor: {error}", file=sys.stderr)
         return 78
+    except FmsupervisorError as error:
+        print(f"fmsupervisor: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; that is no fault of ours
         return 0
@@ -168,8 +173,4 @@ def simulate_host(options: argparse.Namespace) -> int:
     if options.list:
         print(list_scenarios(), end="")
         return 0
-    try:
-        return simulate(options.scenario, options.speed, options.directory, options.metrics, once=options.once)
-    except CannotObserve as error:
-        print(f"fmsupervisor: {error}", file=sys.stderr)
-        return 1
+    return simulate(options.scenario, options.speed, options.directory, options.metrics, once=options.once)

@@ -24,14 +24,16 @@ class StatusReader:
 
     def read(self) -> dict[str, Any] | None:
         """The present status document; None when no daemon runs or it has not written one yet."""
-        if not InstanceLock(self._root, self._directory).is_held():
+        holder = InstanceLock(self._root, self._directory).holder()
+        if holder is None:
             return None
         content = self._root.read_bytes(f"{self._directory}/{STATUS_FILE}", _STATUS_LIMIT_BYTES)
         try:
             document = json.loads(content or b"null")
         except ValueError:
             return None
-        return document if isinstance(document, dict) else None
+        is_its_own = isinstance(document, dict) and document.get("pid") == holder  # not its predecessor's last word
+        return document if is_its_own else None
 
     def show(self, *, as_json: bool, watch: bool) -> int:
         """Print the status; with ``watch``, again whenever it changes, until interrupted."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from fmsupervisor.clock import Clock
@@ -38,7 +39,13 @@ class Daemon:
         clock: Clock,
         notifier: SystemdNotifier,
         reload_settings: Callable[[], Settings],
+        *,
+        bind_retry_seconds: float = _BIND_RETRY_SECONDS,
+        alive_answer_seconds: float = _ALIVE_ANSWER_SECONDS,
     ) -> None:
+        self._bind_retry_seconds = bind_retry_seconds
+        self._alive_answer_seconds = alive_answer_seconds
+        self._bind_retry: asyncio.TimerHandle | None = None
         self._settings = settings
         self._root = root
         self.reporter = Reporter(root, clock, notifier)
@@ -47,7 +54,7 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
-        """Until stopped. Raises ``ActionRefused`` when another one runs, ``OSError`` when the lock cannot be made."""
+        """Until stopped. Raises ``ActionRefused`` when another one runs, ``ActionFailed`` when that cannot be told."""
         self._loop = asyncio.get_running_loop()
         directory = self._settings.service.state_directory
         self._root.make_directory(directory)
@@ -60,6 +67,8 @@ class Daemon:
         try:
             await self.supervisor.run()
         finally:
+            if self._bind_retry is not None:
+                self._bind_retry.cancel()
             if self.metrics is not None:
                 self.metrics.stop()
             lock.release()
@@ -83,7 +92,7 @@ class Daemon:
         except ActionFailed as error:
             problem = Problem(Code.METRICS_UNAVAILABLE, str(error))
             self._loop.call_soon(self.supervisor.feed, events.ServiceProblem(problem, is_active=True))
-            self._loop.call_later(_BIND_RETRY_SECONDS, self._begin_metrics)
+            self._bind_retry = self._loop.call_later(self._bind_retry_seconds, self._begin_metrics)
             return
         self.metrics = server
         gone = Problem(Code.METRICS_UNAVAILABLE, "")
@@ -99,12 +108,10 @@ class Daemon:
         """Called by a thread of the metrics server: the loop lives when it answers."""
         if self._loop is None:
             return False
-
-        async def answer() -> bool:
-            return True
-
+        answer: Future[bool] = Future()
         try:
-            return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(_ALIVE_ANSWER_SECONDS)
+            self._loop.call_soon_threadsafe(answer.set_result, True)
+            return answer.result(self._alive_answer_seconds)
         except (TimeoutError, RuntimeError):
             return False
 

@@ -1,47 +1,74 @@
 """One supervisor at a time."""
 
+import errno
 import fcntl
 import os
+import struct
 
-from fmsupervisor.errors import ActionRefused
+from fmsupervisor.errors import ActionFailed, ActionRefused, CannotObserve
 from fmsupervisor.host.root import HostRoot
 
 LOCK_FILE = "lock"
 
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2): type, whence, start, length, pid (0 for this sort of lock)
+_PID_BYTES = 32
+
 
 class InstanceLock:
-    """One supervisor per state directory: a lock that the kernel frees with its holder, however that ends."""
+    """One supervisor per state directory: a lock that the kernel frees with its holder, however that ends.
+
+    It is an open file description lock (F_OFD_SETLK, fcntl(2)), because that can be asked about without taking it: a
+    ``status`` that takes the lock for a moment could turn away a supervisor that starts at that moment.
+    """
 
     def __init__(self, root: HostRoot, state_directory: str) -> None:
-        self._path = root.path(f"{state_directory}/{LOCK_FILE}")
+        self._logical = f"{state_directory}/{LOCK_FILE}"
+        self._path = root.path(self._logical)
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Raises ``ActionRefused`` naming the holder."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        """Raises ``ActionRefused`` naming the holder, ``ActionFailed`` when the lock cannot be made."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise ActionFailed(f"cannot make {self._logical}: {error.strerror}") from error
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise ActionRefused(f"another fmsupervisor is running (pid {holder or 'unknown'})") from error
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise ActionRefused(f"another fmsupervisor is running (pid {holder or 'unknown'})") from error
+            raise ActionFailed(f"cannot lock {self._logical}: {error.strerror}") from error
         self._descriptor = descriptor
 
-    def is_held(self) -> bool:
-        """Whether a supervisor is running; asked from outside."""
+    def holder(self) -> int | None:
+        """The process id of the running supervisor; 0 when it is not known yet, None when none is running.
+
+        Asked from outside; takes nothing. Raises ``CannotObserve``.
+        """
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return False
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CannotObserve(self._logical, error.strerror or str(error)) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+            if _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK:
+                return None
+            content = os.pread(descriptor, _PID_BYTES, 0).strip()
+        except OSError as error:
+            raise CannotObserve(self._logical, error.strerror or str(error)) from error
         finally:
             os.close(descriptor)
-        return False
+        return int(content) if content.isdigit() else 0
+
+    def is_held(self) -> bool:
+        """Whether a supervisor is running; asked from outside. Raises ``CannotObserve``."""
+        return self.holder() is not None
 
     def release(self) -> None:
         """Let another one run."""

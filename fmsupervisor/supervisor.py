@@ -230,10 +230,13 @@ class Supervisor:
             try:
                 event = work()
             except BaseException as error:  # noqa: BLE001 - handed to the loop, which raises it
-                self._loop.call_soon_threadsafe(self._give_up, self._loop, {"exception": error})
-                return
+                tell(self._give_up, self._loop, {"exception": error})
+            else:
+                tell(self.feed, event)
+
+        def tell(function: Callable[..., None], *arguments: object) -> None:
             try:
-                self._loop.call_soon_threadsafe(self.feed, event)
+                self._loop.call_soon_threadsafe(function, *arguments)
             except RuntimeError:
                 pass  # the loop was closed meanwhile
 

@@ -4,10 +4,17 @@ from collections.abc import Iterator
 
 from fmsupervisor.conditions import REGISTRY, Code
 from fmsupervisor.core import switches
-from fmsupervisor.core.plan_times import load_slow_at, start_deadline, switch_deadline
+from fmsupervisor.core.plan_times import (
+    is_hung,
+    load_slow_at,
+    start_deadline,
+    success_line_due_at,
+    switch_deadline,
+    unmanaged_seconds,
+)
 from fmsupervisor.core.state import ExitClass, Run, State
 from fmsupervisor.core.versions import version_problems
-from fmsupervisor.facts import DriverState, LoadedModule, Problem, Unknown
+from fmsupervisor.facts import DriverState, LoadedModule, Problem
 
 # Why the driver has blacklisted a switch (NVSWITCH_DEVICE_BLACKLIST_REASON, ioctl_nvswitch.h).
 _BLACKLIST_REASONS = (
@@ -81,13 +88,13 @@ def _installation(state: State) -> Iterator[Problem]:
 
 def _module(state: State) -> Iterator[Problem]:
     host = state.host
-    if host is None or host.module is not None:
-        return
     settings = state.settings.module
-    if state.is_loading:
+    if state.is_loading:  # /sys/module/nvidia may exist by then
         if state.now.monotonic >= load_slow_at(state):
             elapsed = state.now.monotonic - state.load_began_at
             yield Problem(Code.MODULE_LOAD_SLOW, f"loading for {elapsed:.0f} s")
+        return
+    if host is None or host.module is not None:
         return
     if not settings.load:
         yield Problem(Code.MODULE_NOT_LOADED, "module.load = false and /sys/module/nvidia does not exist")
@@ -122,7 +129,8 @@ def _missing_switches(state: State) -> Iterator[Problem]:
     expected = switches.expected(state)
     on_bus = [switch.pci_bus_id for switch in switches.present(state)]
     working = switches.working(state)
-    lost = sorted(state.working_switches - set(working))
+    silent = {switch.pci_bus_id for switch in switches.present(state) if switch.responds is False}
+    lost = sorted(state.working_switches - set(working) - silent)
     for bus_id in lost:
         what = "lost its driver" if bus_id in on_bus else "is no longer on the bus"
         yield Problem(Code.SWITCH_LOST, f"{bus_id} {what}", bus_id)
@@ -133,9 +141,9 @@ def _missing_switches(state: State) -> Iterator[Problem]:
         listing = ", ".join(on_bus) or "none"
         yield Problem(Code.SWITCH_MISSING, f"{len(on_bus)} of {expected} NVSwitches are on the bus: {listing}")
     for bus_id in on_bus:
-        if state.host and state.host.is_module_live and bus_id not in working and bus_id not in lost:
+        if state.host and state.host.is_module_live and bus_id not in {*working, *lost, *silent}:
             yield Problem(Code.SWITCH_NOT_PROBED, f"{bus_id} is not bound to {switches.SWITCH_DRIVER}", bus_id)
-    if state.run is not None and state.run.stop is None and len(working) < expected and not lost:
+    if state.run is not None and state.run.stop is None and len(working) < expected and not (lost or silent):
         yield Problem(Code.STARTED_WITH_FEWER_SWITCHES, f"{len(working)} of {expected} NVSwitches work")
 
 
@@ -168,8 +176,8 @@ def _has_configured_since(state: State) -> bool:
 
 def _driver(state: State) -> Iterator[Problem]:
     run = state.run
-    if isinstance(state.driver, Unknown) and state.host and state.host.is_module_live:
-        yield Problem(Code.DRIVER_UNOBSERVABLE, state.driver.reason)
+    if state.driver_unknown and state.host and state.host.is_module_live:
+        yield Problem(Code.DRIVER_UNOBSERVABLE, state.driver_unknown)
     for device in switches.devices(state):
         if not device.is_usable:
             reason = dict(enumerate(_BLACKLIST_REASONS)).get(device.device_reason, f"reason {device.device_reason}")
@@ -182,12 +190,11 @@ def _driver(state: State) -> Iterator[Problem]:
 
 def _management(state: State, run: Run) -> Iterator[Problem]:
     """What the driver and the log say about the running Fabric Manager."""
-    silent = run.unmanaged_since
-    if silent is not None and state.now.monotonic - silent >= state.settings.fabric_manager.hang_seconds:
-        seconds = state.now.monotonic - silent
+    if is_hung(state, run):
+        seconds = unmanaged_seconds(state, run)
         yield Problem(Code.FABRIC_MANAGER_HUNG, f"the driver misses its heartbeat for {seconds:.0f} s (pid {run.pid})")
     if run.configured is not None:
-        if run.success is None:
+        if state.now.monotonic >= success_line_due_at(run) and run.success is None:
             yield Problem(Code.SUCCESS_LINE_UNSEEN, "no success line in the log of this session")
         for device in switches.unconfigured(state):
             if device.driver_state in (DriverState.STANDBY, DriverState.OFFLINE):

@@ -60,6 +60,11 @@ def _bounded(key: SwitchErrorKey, state: State, known: Mapping[SwitchErrorKey, i
     return replace(key, sxid=0, port=None)
 
 
+def bounded_gpus(uuids: frozenset[str]) -> frozenset[str]:
+    """As many as a machine can have."""
+    return uuids if len(uuids) <= _MAX_GPUS else frozenset(sorted(uuids)[:_MAX_GPUS])
+
+
 def _read_record(state: State, record: LogRecord) -> State:
     run = state.run
     if run is None:
@@ -115,12 +120,14 @@ def _latch_fatal(state: State, key: SwitchErrorKey, count: int) -> State:
         return state
     port = f" port {key.port}" if key.port is not None else ""
     times = f" ({count} times)" if count > 1 else ""
-    problem = Problem(Code.SXID_FATAL, f"SXid {key.sxid} on {key.pci_bus_id}{port}{times}", key.pci_bus_id)
+    subject = key.pci_bus_id if key.pci_bus_id in state.seen_switches else "other"
+    problem = Problem(Code.SXID_FATAL, f"SXid {key.sxid} on {key.pci_bus_id}{port}{times}", subject)
     return _latched(state, run, problem)
 
 
 def _latched(state: State, run: Run, problem: Problem) -> State:
     key = (problem.code, problem.subject)
-    if key in state.latched or len(state.latched) >= _MAX_GPUS:
+    known = state.latched.get(key)
+    if known is not None and known.session == run.session:
         return state
     return replace(state, latched=MappingProxyType({**state.latched, key: Latched(problem, run.session)}))

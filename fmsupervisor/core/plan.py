@@ -13,12 +13,14 @@ from fmsupervisor.core.actions import (
 )
 from fmsupervisor.core.plan_times import (
     FOREIGN_INTERVAL_SECONDS,
-    NEVER_COMES,
     driver_due_at,
     driver_interval,
     host_due_at,
+    is_blind,
+    is_hung,
     load_slow_at,
     start_deadline,
+    success_line_due_at,
     switch_deadline,
 )
 from fmsupervisor.core.state import Run, State
@@ -63,22 +65,16 @@ def _running(state: State, run: Run) -> Action | None:
     if run.stop is not None:
         return _escalation(state, run)
     now = state.now.monotonic
-    if run.configured is None and run.success is None and now >= start_deadline(state):
+    if run.configured is None and run.success is None and now >= start_deadline(state) and not is_blind(state):
         seconds = state.settings.fabric_manager.start_timeout_seconds
         return TerminateFabricManager(StopCause.START_TIMEOUT, f"the fabric was not configured within {seconds:g} s")
-    if state.settings.fabric_manager.hang_policy == "restart" and now >= _hang_at(state, run):
+    if state.settings.fabric_manager.hang_policy == "restart" and is_hung(state, run):
         return TerminateFabricManager(StopCause.HANG, "the driver misses its heartbeat (MANAGER_TIMEOUT)")
     if state.nodes_for != nodes_key(state):
         return EnsureNodes()
     if state.is_installation_stale and not state.is_inspecting:
         return InspectInstallation()
     return None
-
-
-def _hang_at(state: State, run: Run) -> float:
-    if run.unmanaged_since is None:
-        return NEVER_COMES
-    return run.unmanaged_since + state.settings.fabric_manager.hang_seconds
 
 
 def next_deadline(state: State) -> float:
@@ -93,7 +89,7 @@ def next_deadline(state: State) -> float:
         if state.foreign:
             times.append(state.foreign_looked_at + FOREIGN_INTERVAL_SECONDS)
     else:
-        times += [start_deadline(state), _hang_at(state, run)]
+        times += [start_deadline(state), success_line_due_at(run)]
         if run.stop is not None and not run.stop.is_killed:
             times.append(run.stop.asked.monotonic + state.settings.fabric_manager.stop_timeout_seconds)
         if run.configured is not None and state.failures:

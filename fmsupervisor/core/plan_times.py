@@ -1,6 +1,6 @@
 """The points in time that decisions depend on, in seconds of the monotonic clock."""
 
-from fmsupervisor.core.state import State
+from fmsupervisor.core.state import Run, State
 
 HOST_INTERVAL_SECONDS = 15.0  # safety net below the uevents; also finds a switch that fell off the bus silently
 DRIVER_INTERVAL_SECONDS = 15.0  # when nothing is in motion
@@ -8,6 +8,8 @@ DRIVER_INTERVAL_BUSY_SECONDS = 0.25  # while Fabric Manager configures
 DRIVER_INTERVAL_ALERT_SECONDS = 1.0  # while the driver misses heartbeats
 FOREIGN_INTERVAL_SECONDS = 5.0
 NEVER_COMES = float("inf")
+
+_LOG_LAG_SECONDS = 5.0
 
 
 def switch_deadline(state: State) -> float:
@@ -28,6 +30,27 @@ def start_deadline(state: State) -> float:
     if state.run is None:
         return NEVER_COMES
     return state.run.started.monotonic + state.settings.fabric_manager.start_timeout_seconds
+
+
+def success_line_due_at(run: Run) -> float:
+    """Until when the log may be behind the driver with the success line."""
+    return NEVER_COMES if run.configured is None else run.configured.monotonic + _LOG_LAG_SECONDS
+
+
+def unmanaged_seconds(state: State, run: Run) -> float:
+    """For how long the driver has been heard to say MANAGER_TIMEOUT; a look that failed says nothing."""
+    return 0.0 if run.unmanaged_since is None else state.driver_heard_at - run.unmanaged_since
+
+
+def is_hung(state: State, run: Run) -> bool:
+    """Whether it has said so for longer than is tolerated."""
+    tolerated = state.settings.fabric_manager.hang_seconds
+    return run.unmanaged_since is not None and unmanaged_seconds(state, run) >= tolerated
+
+
+def is_blind(state: State) -> bool:
+    """Whether no witness of this run can be heard: neither the log nor the driver."""
+    return bool(state.log_problem) and state.driver_view is None
 
 
 def driver_interval(state: State) -> float:

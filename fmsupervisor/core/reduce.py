@@ -11,10 +11,11 @@ from typing import assert_never
 
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import actions, events, restart, switches
-from fmsupervisor.core.log_facts import read_log
+from fmsupervisor.core.host_facts import with_unread_parts
+from fmsupervisor.core.log_facts import bounded_gpus, read_log
 from fmsupervisor.core.state import (
+    LOAD_CURES,
     NEVER,
-    Aspect,
     Block,
     Exit,
     ExitClass,
@@ -22,11 +23,13 @@ from fmsupervisor.core.state import (
     Run,
     State,
     Stop,
+    aspect_values,
     is_cured,
     make_block,
 )
 from fmsupervisor.core.verdict import config_key, is_confirmed, nodes_key
 from fmsupervisor.facts import DriverState, Host, Moment, Problem, Unknown
+from fmsupervisor.settings import FabricManagerSettings
 
 _RETRIED_LOAD_FAILURES = frozenset({Code.MODULE_LOAD_BUSY})
 _LOAD_RETRY_SECONDS = 5.0
@@ -66,7 +69,7 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
         case events.ForeignLookedFor(foreign=foreign):
             return replace(state, foreign=foreign, foreign_looked_at=state.now.monotonic)
         case events.BackoffDrawn(seconds=seconds):
-            return replace(state, next_start_at=state.now.monotonic + seconds)
+            return replace(state, next_start_at=state.now.monotonic + seconds, backoff_seconds=seconds)
         case events.FabricManagerStarted():
             return _started(state, event)
         case events.SpawnFailed(reason=reason):
@@ -102,21 +105,27 @@ def _host_observed(state: State, host: Host | Unknown) -> State:
     if isinstance(host, Unknown):
         return replace(state, host_unknown=host.reason)
     before = state.host
+    host = with_unread_parts(before, host)
     state = replace(
         state,
         host=host,
         host_unknown="",
         nodes_for=None,  # a node may have been changed by hand since
+        config_for=None if _is_config_unwritten(state) else state.config_for,  # there may be room again
         seen_switches=state.seen_switches | {switch.pci_bus_id for switch in host.switches},
     )
     if before is None or _switch_facts(before) != _switch_facts(host):
         state = replace(state, driver_observed_at=NEVER)
     if not host.is_module_live:
         # A driver that is unloaded or reloaded knows nothing of the switches of before.
-        return replace(
-            state, driver=None, working_switches=frozenset() if host.module is None else state.working_switches
-        )
+        is_forgotten = host.module is None and state.run is None
+        working = frozenset[str]() if is_forgotten else state.working_switches
+        return replace(state, driver=None, driver_unknown="", working_switches=working)
     return replace(state, working_switches=state.working_switches | set(switches.working(state)))
+
+
+def _is_config_unwritten(state: State) -> bool:
+    return state.config is not None and any(one.code == Code.CONFIG_UNWRITABLE for one in state.config.problems)
 
 
 def _switch_facts(host: Host) -> object:
@@ -135,20 +144,26 @@ def _paths_changed(state: State, paths: frozenset[str]) -> State:
 def _module_load_ended(state: State, problem: Problem | None) -> State:
     state = replace(state, is_loading=False, is_host_stale=True)
     if problem is None:
-        return replace(state, load_failures=0, load_problem=None, load_retry_at=None)
+        # A module that is gone again at once is not loaded again at once.
+        retry_at = state.now.monotonic + _LOAD_RETRY_SECONDS
+        return replace(state, load_failures=0, load_problem=None, load_retry_at=retry_at)
     failures = state.load_failures + 1
     if problem.code in _RETRIED_LOAD_FAILURES:
         retry_at = state.now.monotonic + _LOAD_RETRY_SECONDS * failures
         return replace(state, load_failures=failures, load_problem=problem, load_retry_at=retry_at)
-    cures = (Aspect.INSTALLATION, Aspect.SWITCHES, Aspect.SETTINGS, Aspect.LOADED_MODULE)
-    return replace(state, load_failures=failures, blocks=(*state.blocks, make_block(state, problem, *cures)))
+    # The kernel shows a module and bound switches while it tries: what counts is how things were before.
+    block = Block(problem, LOAD_CURES, state.load_basis)
+    return replace(state, load_failures=failures, blocks=(*state.blocks, block))
 
 
 def _driver_observed(state: State, event: events.DriverObserved) -> State:
     now = state.now.monotonic
-    state = replace(state, driver=event.driver, driver_observed_at=now)
+    if isinstance(event.driver, Unknown):
+        last = event.driver if state.driver is None else state.driver
+        return replace(state, driver=last, driver_unknown=event.driver.reason, driver_observed_at=now)
+    state = replace(state, driver=event.driver, driver_unknown="", driver_observed_at=now, driver_heard_at=now)
     run = state.run
-    if run is None or isinstance(event.driver, Unknown):
+    if run is None:
         return state
     if switches.unconfigured(state):
         run = replace(run, is_driver_seen_unconfigured=True)
@@ -159,7 +174,7 @@ def _driver_observed(state: State, event: events.DriverObserved) -> State:
 
 
 def _started(state: State, event: events.FabricManagerStarted) -> State:
-    run = Run(session=event.session, pid=event.pid, started=state.now)
+    run = Run(event.session, event.pid, state.now, settings=state.settings.fabric_manager)
     counters = replace(state.counters, starts=state.counters.starts + 1)
     return replace(
         state,
@@ -170,7 +185,9 @@ def _started(state: State, event: events.FabricManagerStarted) -> State:
         pending_settings=(),
         log_problem="",
         registered_before=frozenset(),
-        lost_registrations=state.lost_registrations | state.registered_before,
+        lost_registrations=bounded_gpus(state.lost_registrations | state.registered_before),
+        driver=None,  # what it said before was about another Fabric Manager
+        driver_unknown="",
         driver_observed_at=NEVER,
     )
 
@@ -214,19 +231,20 @@ def _settings_reloaded(state: State, event: events.SettingsReloaded) -> State:
     problems = {
         key: problem for key, problem in state.service_problems.items() if problem.code != Code.SETTINGS_INVALID
     }
-    pending = changed_keys(state, event)
     return replace(
         state,
         settings=event.settings,
         service_problems=MappingProxyType(problems),
         is_installation_stale=True,
-        pending_settings=tuple(sorted({*state.pending_settings, *pending})) if state.run else (),
+        pending_settings=_changed_keys(state.run, event.settings.fabric_manager),
     )
 
 
-def changed_keys(state: State, event: events.SettingsReloaded) -> tuple[str, ...]:
-    """The changed keys that a running Fabric Manager does not notice."""
-    before, after = state.settings.fabric_manager, event.settings.fabric_manager
+def _changed_keys(run: Run | None, after: FabricManagerSettings) -> tuple[str, ...]:
+    """The keys that differ from those of the running Fabric Manager, which does not notice."""
+    if run is None or run.settings is None:
+        return ()
+    before = run.settings
     deadlines = {name for name in after.__slots__ if name.endswith("_seconds") or name == "hang_policy"}
     names = [name for name in after.__slots__ if name not in deadlines]
     return tuple(f"fabric_manager.{name}" for name in names if getattr(before, name) != getattr(after, name))
@@ -247,7 +265,10 @@ def _action_taken(state: State, action: actions.Action) -> State:
         case actions.InspectInstallation():
             return replace(state, is_inspecting=True, is_installation_stale=False)
         case actions.LoadModule():
-            return replace(state, is_loading=True, load_began_at=state.now.monotonic, load_problem=None)
+            basis = aspect_values(state, LOAD_CURES)
+            return replace(
+                state, is_loading=True, load_began_at=state.now.monotonic, load_problem=None, load_basis=basis
+            )
         case actions.EndService():
             return replace(state, has_ended=True)
         case actions.TerminateFabricManager(cause=cause):
@@ -267,7 +288,7 @@ def _latch(state: State, problem: Problem, session: str) -> State:
 
 
 def _release_blocks(state: State) -> State:
-    if not state.blocks:
+    if not state.blocks or state.is_host_stale:
         return state
     kept: tuple[Block, ...] = tuple(block for block in state.blocks if not is_cured(state, block))
     if len(kept) == len(state.blocks):

@@ -25,7 +25,7 @@ from fmsupervisor.facts import (
     SwitchErrorKey,
     Unknown,
 )
-from fmsupervisor.settings import Settings
+from fmsupervisor.settings import FabricManagerSettings, Settings
 
 NEVER = float("-inf")
 
@@ -53,6 +53,9 @@ class Aspect(StrEnum):
     SWITCHES = "the NVSwitches on the bus"
     GPU_DRIVERS = "the drivers of the GPUs"
     SETTINGS = "the settings"
+
+
+LOAD_CURES = (Aspect.INSTALLATION, Aspect.SWITCHES, Aspect.SETTINGS, Aspect.LOADED_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Run:
     )  # GPU UUID -> PCI bus id as FM printed it ("" = not told)
     failures: tuple[LogRecord, ...] = ()  # start-up failures that it reported
     unmanaged_since: float | None = None  # the driver says MANAGER_TIMEOUT since then
+    settings: FabricManagerSettings | None = None  # as they were when it was executed
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +155,12 @@ class State:
     load_failures: int = 0
     load_retry_at: float | None = None
     load_problem: Problem | None = None  # the last failure of a kind that is retried
+    load_basis: tuple[object, ...] = ()  # the aspects in LOAD_CURES when the load began
 
-    driver: DriverView | Unknown | None = None
-    driver_observed_at: float = NEVER
+    driver: DriverView | Unknown | None = None  # its last word to this run; Unknown only when it has not said any
+    driver_unknown: str = ""  # why the last look failed; "" = it did not
+    driver_observed_at: float = NEVER  # the last look
+    driver_heard_at: float = NEVER  # the last look that succeeded
 
     nodes: tuple[NodeResult, ...] = ()
     nodes_for: object = None  # plan.nodes_key when they were ensured
@@ -190,8 +197,8 @@ class State:
 
     @property
     def driver_view(self) -> DriverView | None:
-        """The driver's word, when there is one."""
-        return self.driver if isinstance(self.driver, DriverView) else None
+        """The driver's present word; None when it cannot be asked now."""
+        return self.driver if isinstance(self.driver, DriverView) and not self.driver_unknown else None
 
 
 def aspect_value(state: State, aspect: Aspect) -> object:
@@ -210,11 +217,16 @@ def aspect_value(state: State, aspect: Aspect) -> object:
             return state.settings
 
 
+def aspect_values(state: State, aspects: tuple[Aspect, ...]) -> tuple[object, ...]:
+    """The present values of several aspects."""
+    return tuple(aspect_value(state, aspect) for aspect in aspects)
+
+
 def make_block(state: State, problem: Problem, *aspects: Aspect) -> Block:
     """A block that holds until one of ``aspects`` changes from what it is now."""
-    return Block(problem, aspects, tuple(aspect_value(state, aspect) for aspect in aspects))
+    return Block(problem, aspects, aspect_values(state, aspects))
 
 
 def is_cured(state: State, block: Block) -> bool:
     """Whether something that the block waits for has changed."""
-    return any(aspect_value(state, aspect) != value for aspect, value in zip(block.aspects, block.values, strict=True))
+    return aspect_values(state, block.aspects) != block.values

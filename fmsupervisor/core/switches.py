@@ -1,7 +1,7 @@
 """Questions about the NVSwitches that several parts ask."""
 
 from fmsupervisor.core.state import State
-from fmsupervisor.facts import DriverState, PciFunction, SwitchDevice
+from fmsupervisor.facts import DriverState, DriverView, PciFunction, SwitchDevice
 
 SWITCH_DRIVER = "nvidia-nvswitch"  # NVSWITCH_DRIVER_NAME, export_nvswitch.h
 GPU_DRIVER = "nvidia"
@@ -31,9 +31,9 @@ def working(state: State) -> tuple[str, ...]:
 
 
 def devices(state: State) -> tuple[SwitchDevice, ...]:
-    """The driver's entries of the switches that are on the bus now; empty when the driver cannot be asked."""
-    view = state.driver_view
-    if view is None:
+    """The driver's entries of the switches that are on the bus now, by its last word; empty without one."""
+    view = state.driver
+    if not isinstance(view, DriverView):
         return ()
     on_bus = {switch.pci_bus_id for switch in present(state)}
     return tuple(device for device in view.devices if device.pci_bus_id in on_bus)
@@ -47,7 +47,7 @@ def unconfigured(state: State) -> tuple[SwitchDevice, ...]:
 
 
 def is_configured_by_driver(state: State) -> bool | None:
-    """Whether the driver says CONFIGURED of every usable switch; None when it cannot be asked or sees none."""
+    """Whether the driver says CONFIGURED of every usable switch; None when it has said nothing or sees none."""
     usable = [device for device in devices(state) if device.is_usable]
     if not usable:
         return None

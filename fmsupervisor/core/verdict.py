@@ -32,7 +32,7 @@ from fmsupervisor.core.actions import (
 )
 from fmsupervisor.core.diagnosis import blocking, problems
 from fmsupervisor.core.plan_times import FOREIGN_INTERVAL_SECONDS, start_deadline, switch_deadline
-from fmsupervisor.core.state import ExitClass, Run, State
+from fmsupervisor.core.state import Run, State
 from fmsupervisor.facts import LoadedModule, Problem, Unknown
 
 _DRIVER_NOTICES_SECONDS = 12.0  # heartbeat time-out 10 s, checked every second (nvswitch.c), and a margin
@@ -109,7 +109,8 @@ def _is_decided(state: State, fabric_state: FabricState) -> bool:
             undecidable = (Code.MODULE_NOT_LOADED, Code.MODULE_LOAD_SLOW)
             return any(problem.code in undecidable for problem in problems(state))
         case FabricState.BACKOFF | FabricState.STARTING | FabricState.CONFIGURING:
-            return state.failures >= state.settings.restart.crash_loop_count
+            is_overdue = state.now.monotonic >= start_deadline(state)
+            return is_overdue or state.failures >= state.settings.restart.crash_loop_count
         case FabricState.STOPPING:
             return False
 
@@ -121,9 +122,7 @@ def is_confirmed(state: State, run: Run) -> bool:
         return driver is not False
     if driver is not True:
         return False
-    return run.is_driver_seen_unconfigured or (
-        state.driver_observed_at - run.started.monotonic >= _DRIVER_NOTICES_SECONDS
-    )
+    return run.is_driver_seen_unconfigured or (state.driver_heard_at - run.started.monotonic >= _DRIVER_NOTICES_SECONDS)
 
 
 def _with_process(state: State, run: Run) -> tuple[FabricState, str]:
@@ -172,7 +171,7 @@ def gate(state: State) -> Gate:
     host = state.host
     if host is None:
         return Gate(FabricState.WAITING_FOR_MODULE, state.host_unknown or "looking at the hardware")
-    if not switches.is_applicable(state) or _found_nothing_to_do(state):
+    if not switches.is_applicable(state):
         return Gate(FabricState.NOT_APPLICABLE, "this machine has no NVSwitch")
     if host.nvlink5_bridges and not host.switches:
         return _blocked(state)
@@ -181,11 +180,6 @@ def gate(state: State) -> Gate:
         if found is not None:
             return found
     raise AssertionError("the last gate always answers")
-
-
-def _found_nothing_to_do(state: State) -> bool:
-    last = state.last_exit
-    return last is not None and last.exit_class is ExitClass.NOT_APPLICABLE and not switches.present(state)
 
 
 def _blocked(state: State) -> Gate:
@@ -233,7 +227,7 @@ def _config_gate(state: State) -> Gate | None:
 
 def _foreign_gate(state: State) -> Gate | None:
     if state.now.monotonic < state.foreign_looked_at + FOREIGN_INTERVAL_SECONDS:
-        return _blocked(state) if blocking(state) else None
+        return _blocked(state) if blocking(state) and not _can_unblock(state) else None
     return Gate(FabricState.WAITING_FOR_MODULE, "looking for another Fabric Manager", LookForForeign())
 
 
@@ -254,7 +248,7 @@ def _module_gate(state: State) -> Gate | None:
     if not state.settings.module.load:
         return Gate(waiting, "nvidia.ko is not loaded and module.load is false")
     if state.load_retry_at is not None and state.now.monotonic < state.load_retry_at:
-        detail = state.load_problem.detail if state.load_problem else "the last load failed"
+        detail = state.load_problem.detail if state.load_problem else "it was loaded a moment ago and is gone"
         return Gate(waiting, f"will load nvidia.ko again: {detail}")
     choice = state.installation.module if state.installation else None
     if choice is None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from fmsupervisor.core.events import (
     OrphansEnded,
     SpawnFailed,
 )
+from fmsupervisor.errors import CannotObserve
 from fmsupervisor.fabric_manager.log_follow import LogFollower
 from fmsupervisor.fabric_manager.log_grammar import LogParser
 from fmsupervisor.fabric_manager.process import Child, Children, Command
@@ -80,8 +82,11 @@ class FabricManagerControl:
 
     def _has_state(self, state_file: str) -> bool:
         """Whether there is a state file to resume from; without one --restart would wait for partitions in vain."""
-        status = self._root.status(state_file)
-        return status is not None and status.st_size > 0
+        try:
+            status = self._root.status(state_file)
+        except CannotObserve:
+            return False
+        return status is not None and stat.S_ISREG(status.st_mode) and status.st_size > 0
 
     def terminate(self) -> None:
         """SIGTERM."""

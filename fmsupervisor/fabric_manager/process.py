@@ -46,7 +46,10 @@ def become_subreaper() -> bool:
 
 
 def seal_descriptors() -> None:
-    """Mark every descriptor above stderr close-on-exec, whoever opened it before us."""
+    """Mark every descriptor above stderr close-on-exec, whoever opened it before us, and let 0 to 2 be open."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:  # noqa: PLR2004 - stdin, stdout, stderr
+        pass  # it was closed; a pipe with such a number would be in the way of the child's own
+    os.close(descriptor)
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         if descriptor > 2:  # noqa: PLR2004 - stdin, stdout, stderr
@@ -71,9 +74,9 @@ class Child:
         self._on_exit = on_exit
         self._pipes: dict[int, str] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._partial = b""
+        self._partial: dict[str, bytes] = {}
         self.pid = self._spawn(command)
-        self._pidfd = os.pidfd_open(self.pid)
+        self._pidfd = self._open_pidfd()
         loop.add_reader(self._pidfd, self._exited)
         for descriptor in self._pipes:
             loop.add_reader(descriptor, self._readable, descriptor)
@@ -106,10 +109,21 @@ class Child:
             for descriptor in writers.values():
                 os.close(descriptor)
 
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError:  # no descriptor left, or a kernel before 5.3: it could be neither watched nor ended
+            os.kill(self.pid, signal.SIGKILL)
+            _wait(self.pid)
+            for descriptor in self._pipes:
+                os.close(descriptor)
+            raise
+
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of its stderr and stdout."""
-        return (*self._tail, self._partial.decode(errors="replace")) if self._partial else tuple(self._tail)
+        """The last lines of its stderr and stdout, without empty ones."""
+        partial = (_text(line) for line in self._partial.values())
+        return (*self._tail, *(text for text in partial if text))
 
     def raise_limits(self) -> None:
         """Give it the descriptors and the core file that the hard limits allow, as NVIDIA's unit does."""
@@ -129,6 +143,11 @@ class Child:
         except ProcessLookupError:
             pass
 
+    def kill_group(self) -> None:
+        """SIGKILL to it and to what it has started, except for what has left its process group."""
+        if self._pidfd >= 0:  # not waited for, so the group's number is not another's
+            os.killpg(self.pid, signal.SIGKILL)
+
     def _readable(self, descriptor: int) -> None:
         if not self._read(descriptor):
             self._close_pipe(descriptor)
@@ -144,16 +163,14 @@ class Child:
         return bool(content)
 
     def _deliver(self, descriptor: int, content: bytes) -> None:
-        self._remember(content)
-        self._on_output(self._pipes[descriptor], content)
+        source = self._pipes[descriptor]
+        self._remember(source, content)
+        self._on_output(source, content)
 
-    def _remember(self, content: bytes) -> None:
-        *lines, partial = (self._partial + content).split(b"\n")
-        self._partial = partial[:_TAIL_LINE_BYTES]
-        for line in lines[-_TAIL_LINES:]:
-            text = line[:_TAIL_LINE_BYTES].decode(errors="replace").strip()
-            if text:
-                self._tail.append(text)
+    def _remember(self, source: str, content: bytes) -> None:
+        *lines, partial = (self._partial.get(source, b"") + content).split(b"\n")
+        self._partial[source] = partial[:_TAIL_LINE_BYTES]
+        self._tail.extend(text for line in lines if (text := _text(line)))
 
     def _close_pipe(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
@@ -218,8 +235,11 @@ class Children:
         try:
             status = await asyncio.wait_for(asyncio.shield(done), timeout_seconds)
         except TimeoutError:
-            child.send(signal.SIGKILL)
+            child.kill_group()
             await done
+        except asyncio.CancelledError:  # the service ends
+            child.kill_group()
+            raise
         return status, bytes(collected["stdout"]), bytes(collected["stderr"])
 
     def orphans(self) -> tuple[int, ...]:
@@ -283,6 +303,10 @@ class _OrphanHunt:
     def _lose_patience(self) -> None:
         self._is_patient = False
         self.look()
+
+
+def _text(line: bytes) -> str:
+    return line[:_TAIL_LINE_BYTES].decode(errors="replace").strip()
 
 
 def _signal(pid: int, signal_number: int) -> None:

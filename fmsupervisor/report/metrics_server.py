@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -93,7 +94,7 @@ class MetricsServer:
         self._deadline_seconds = deadline_seconds
         self._connections: dict[asyncio.Task[None], None] = {}  # oldest first
         self._reading: dict[asyncio.Task[None], None] = {}  # those whose request is not complete, oldest first
-        self._accepting: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -121,43 +122,52 @@ class MetricsServer:
             self._listening = _listen(self._settings.listen)
         self._listening.setblocking(False)
         loop = asyncio.new_event_loop()
-        self._accepting = loop.create_task(self._accept(loop, self._listening))
-        self._thread = threading.Thread(target=_run, args=(loop, self._accepting), name="metrics", daemon=True)
+        self._serving = loop.create_task(self._run(loop, self._listening))
+        self._thread = threading.Thread(target=_run_loop, args=(loop, self._serving), name="metrics", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Cut off all connections and close the port."""
-        thread, accepting = self._thread, self._accepting
-        if thread is None or accepting is None:
+        thread, serving = self._thread, self._serving
+        if thread is None or serving is None:
             return
         with suppress(RuntimeError):  # the loop has ended by itself
-            accepting.get_loop().call_soon_threadsafe(accepting.cancel)
+            serving.get_loop().call_soon_threadsafe(serving.cancel)
         thread.join(_STOP_SECONDS)
         self._passwords.stop()
         self._probes.stop()
         if self._listening is not None:
             self._listening.close()
-        self._thread = self._accepting = self._listening = None
+        self._thread = self._serving = self._listening = None
 
-    async def _accept(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+    async def _run(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+        """Serve until cancelled."""
+        loop.add_reader(listening, self._accept, loop, listening)
         try:
-            while True:
-                try:
-                    client, _ = await loop.sock_accept(listening)
-                except OSError:  # out of descriptors or memory, or an error of the connection itself (accept(2))
-                    self._cut_off_one()
-                    await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
-                    continue
-                if len(self._connections) >= _CONNECTIONS:
-                    self._cut_off_one()
-                task = loop.create_task(self._serve(loop, client))
-                self._connections[task] = self._reading[task] = None
-                task.add_done_callback(self._forget)
-                await asyncio.sleep(0)  # sock_accept does not yield while connections are queued
+            await loop.create_future()
         finally:
+            loop.remove_reader(listening)
             for task in self._connections:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+        """Take one waiting connection; the loop calls again, after all others had their turn, while there are more."""
+        try:
+            client, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # out of descriptors or memory, or an error of the connection itself (accept(2))
+            self._cut_off_one()
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_PAUSE_SECONDS, loop.add_reader, listening, self._accept, loop, listening)
+            return
+        client.setblocking(False)
+        if len(self._connections) >= _CONNECTIONS:
+            self._cut_off_one()
+        task = loop.create_task(self._serve(loop, client))
+        self._connections[task] = self._reading[task] = None
+        task.add_done_callback(partial(self._forget, client))
 
     def _cut_off_one(self) -> None:
         for task in (*self._reading, *self._connections):
@@ -165,7 +175,8 @@ class MetricsServer:
                 task.cancel()
                 return
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+        client.close()  # when the task was cancelled before it began, nobody else does
         self._connections.pop(task, None)
         self._reading.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -189,8 +200,6 @@ class MetricsServer:
         finally:
             if writer is not None:
                 writer.transport.abort()
-            else:
-                client.close()
             await asyncio.sleep(0)  # transports close their sockets in the next turn
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, web: LoadedWebConfig) -> None:
@@ -256,9 +265,9 @@ class MetricsServer:
         return Response(HTTPStatus.OK, compressed, content_type, {"Content-Encoding": "gzip"})
 
 
-def _run(loop: asyncio.AbstractEventLoop, accepting: "asyncio.Task[None]") -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, serving: "asyncio.Task[None]") -> None:
     with suppress(asyncio.CancelledError):
-        loop.run_until_complete(accepting)
+        loop.run_until_complete(serving)
     loop.close()
 
 

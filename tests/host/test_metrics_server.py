@@ -3,6 +3,8 @@
 import gzip
 import http.client
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -280,6 +282,28 @@ class TestBadCompany:
         for client in clients:
             client.close()
         assert eventually(lambda: process.num_fds() <= before)
+
+    def test_out_of_descriptors_it_waits_and_goes_on(self, serve):
+        server = serve()
+        client = socket.socket()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 50, limits[1]))
+        held: list[int] = []
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                held.extend(os.dup(client.fileno()) for _ in range(1000))
+            client.connect(server.address)
+            client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            client.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for descriptor in held:
+                os.close(descriptor)
+        client.settimeout(PATIENCE_SECONDS)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        client.close()
 
     def test_clients_that_vanish_leave_nothing_behind(self, serve):
         process = psutil.Process()
