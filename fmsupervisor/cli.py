@@ -102,10 +102,10 @@ def _speed(text: str) -> float:
     return value
 
 
-def _load(options: argparse.Namespace) -> "LoadedSettings":
+def _load(options: argparse.Namespace, default: str = DEFAULT_CONFIG) -> "LoadedSettings":
     from fmsupervisor import config
 
-    return config.load(options.config or DEFAULT_CONFIG, required=options.config is not None)
+    return config.load(options.config or default, required=options.config is not None)
 
 
 def run_daemon(options: argparse.Namespace) -> int:
@@ -161,9 +161,7 @@ def _status_reader(options: argparse.Namespace) -> "StatusReader":
     from fmsupervisor.host.root import HostRoot
 
     root = HostRoot(options.root)
-    if options.config is None and options.root != "/":
-        options.config = root.path(DEFAULT_CONFIG)
-    return StatusReader(_load(options).settings, root)
+    return StatusReader(_load(options, root.path(DEFAULT_CONFIG)).settings, root)
 
 
 def simulate_host(options: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from fmsupervisor.daemon_lock import InstanceLock
+from fmsupervisor.errors import CannotObserve
 from fmsupervisor.exit_codes import ExitCode
 from fmsupervisor.host.root import HostRoot
-from fmsupervisor.report.status import STATUS_FILE, render_text
+from fmsupervisor.report.status import SCHEMA, STATUS_FILE, render_text
 from fmsupervisor.settings import Settings
 
 _POLL_SECONDS = 0.2
@@ -23,17 +24,24 @@ class StatusReader:
         self._directory = settings.service.state_directory
 
     def read(self) -> dict[str, Any] | None:
-        """The present status document; None when no daemon runs or it has not written one yet."""
+        """The present status document; None when no daemon runs or it has not written one yet.
+
+        Raises ``CannotObserve``, also for a document of another version of this program.
+        """
         holder = InstanceLock(self._root, self._directory).holder()
         if holder is None:
             return None
-        content = self._root.read_bytes(f"{self._directory}/{STATUS_FILE}", _STATUS_LIMIT_BYTES)
+        path = f"{self._directory}/{STATUS_FILE}"
+        content = self._root.read_bytes(path, _STATUS_LIMIT_BYTES)
         try:
             document = json.loads(content or b"null")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-        is_its_own = isinstance(document, dict) and document.get("pid") == holder  # not its predecessor's last word
-        return document if is_its_own else None
+        if not isinstance(document, dict) or document.get("pid") != holder:
+            return None  # its predecessor's last word
+        if document.get("schema") != SCHEMA:
+            raise CannotObserve(path, f"it has schema {document.get('schema')}, this program knows {SCHEMA}")
+        return document
 
     def show(self, *, as_json: bool, watch: bool) -> int:
         """Print the status; with ``watch``, again whenever it changes, until interrupted."""

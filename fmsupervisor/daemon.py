@@ -56,11 +56,11 @@ class Daemon:
     async def run(self) -> None:
         """Until stopped. Raises ``ActionRefused`` when another one runs, ``ActionFailed`` when that cannot be told."""
         self._loop = asyncio.get_running_loop()
+        os.umask(0o022)  # what is made here is for everybody to read
         directory = self._settings.service.state_directory
         self._root.make_directory(directory)
         lock = InstanceLock(self._root, directory)
         lock.acquire()
-        os.umask(0o022)
         seal_descriptors()
         become_subreaper()
         self._begin_metrics()

@@ -34,6 +34,7 @@ class InstanceLock:
             raise ActionFailed(f"cannot make {self._logical}: {error.strerror}") from error
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            os.fchmod(descriptor, 0o644)  # whatever the umask: everybody may ask
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         except OSError as error:

@@ -194,7 +194,7 @@ def _management(state: State, run: Run) -> Iterator[Problem]:
         seconds = unmanaged_seconds(state, run)
         yield Problem(Code.FABRIC_MANAGER_HUNG, f"the driver misses its heartbeat for {seconds:.0f} s (pid {run.pid})")
     if run.configured is not None:
-        if state.now.monotonic >= success_line_due_at(run) and run.success is None:
+        if state.now.monotonic >= success_line_due_at(run):
             yield Problem(Code.SUCCESS_LINE_UNSEEN, "no success line in the log of this session")
         for device in switches.unconfigured(state):
             if device.driver_state in (DriverState.STANDBY, DriverState.OFFLINE):

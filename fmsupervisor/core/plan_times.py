@@ -34,7 +34,9 @@ def start_deadline(state: State) -> float:
 
 def success_line_due_at(run: Run) -> float:
     """Until when the log may be behind the driver with the success line."""
-    return NEVER_COMES if run.configured is None else run.configured.monotonic + _LOG_LAG_SECONDS
+    if run.configured is None or run.success is not None:
+        return NEVER_COMES
+    return run.configured.monotonic + _LOG_LAG_SECONDS
 
 
 def unmanaged_seconds(state: State, run: Run) -> float:

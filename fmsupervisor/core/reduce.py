@@ -202,6 +202,7 @@ def _exited(state: State, event: events.FabricManagerExited) -> State:
     state = replace(
         state,
         run=None,
+        is_host_stale=True,  # it may have died of what happened there
         has_orphans=event.orphans > 0,
         last_exit=Exit(run.session, run.pid, state.now, event.status, found.exit_class, found.reason, event.last_lines),
         counters=replace(state.counters, exits=MappingProxyType(exits)),
@@ -288,7 +289,7 @@ def _latch(state: State, problem: Problem, session: str) -> State:
 
 
 def _release_blocks(state: State) -> State:
-    if not state.blocks or state.is_host_stale:
+    if not state.blocks or state.is_host_stale or state.host_unknown:
         return state
     kept: tuple[Block, ...] = tuple(block for block in state.blocks if not is_cured(state, block))
     if len(kept) == len(state.blocks):

@@ -14,7 +14,7 @@ left over from the Fabric Manager before (it believes in a dead one for 10 s), s
 when the driver was seen to say otherwise during this run, or has had time to notice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fmsupervisor.conditions import REGISTRY, Code
@@ -192,9 +192,13 @@ def _blocked(state: State) -> Gate:
 
 
 def _installation_gate(state: State) -> Gate | None:
-    if state.installation is not None and not state.is_installation_stale:
-        return _blocked(state) if blocking(state) and not _can_unblock(state) else None
+    is_blocked = state.installation is not None and blocking(state) is not None and not _can_unblock(state)
+    is_known = state.installation is not None and not state.is_installation_stale and not state.is_inspecting
+    if is_known:
+        return _blocked(state) if is_blocked else None
     action = None if state.is_inspecting else InspectInstallation()
+    if is_blocked:
+        return replace(_blocked(state), action=action)
     return Gate(FabricState.WAITING_FOR_MODULE, "reading the installed driver and Fabric Manager", action)
 
 

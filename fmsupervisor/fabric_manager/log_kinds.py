@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         Where.ANYWHERE,
         r"completed? NVSwitch (?:\d+/)?(?P<physical_id>\d+) routing configuration",
     ),
-    _rule(LogKind.CONFIGURED, Where.ANYWHERE, r"successfully configured all(?: of)?(?: the)? available\b"),
+    _rule(LogKind.CONFIGURED, Where.ANYWHERE, r"successfully configured all\b.*?\b(?:NVSwitch|GPU)"),
     # In-band registration of the GPUs (Hopper and later) and multicast traffic.
     _rule(LogKind.INBAND_STARTED, Where.ANYWHERE, r"(?:(?:FM|fabric manager) )?start(?:ing|ed) NVLink inband\b"),
     _rule(

@@ -250,17 +250,21 @@ def _sentence(text: str) -> str:
 
 
 def _format(wanted: str, environment: Mapping[str, str], stream: TextIO, journal_socket: str) -> str:
-    """Resolve "auto". JOURNAL_STREAM is inherited by children, so it must name ``stream`` itself (systemd.exec(5))."""
+    """Resolve "auto"."""
     if wanted != "auto":
         return wanted
+    if is_connected_to_journal(environment, stream) and os.path.exists(journal_socket):
+        return "journal"
+    return "console" if stream.isatty() else "json"
+
+
+def is_connected_to_journal(environment: Mapping[str, str], stream: TextIO) -> bool:
+    """Whether systemd has connected ``stream`` itself to journald; JOURNAL_STREAM alone is inherited (systemd.exec(5))."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):  # not a real file
-        return "json"
-    is_journal = environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
-    if is_journal and os.path.exists(journal_socket):
-        return "journal"
-    return "console" if stream.isatty() else "json"
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _console_ending(environment: Mapping[str, str], stream: TextIO) -> list[Processor]:

@@ -40,16 +40,20 @@ class Reporter:
         self._conditions_since: dict[tuple[str, str], float] = {}
         self._is_ready = False
         self._feed: Callable[[events.Event], None] | None = None
-        self._document: dict[str, Any] = {}
+        self._document: dict[str, Any] | None = None  # of the last report, once somebody has asked for it
         self._write_timer: asyncio.TimerHandle | None = None
+        self._written_at = float("-inf")  # on the loop's clock
         self._extended_at = float("-inf")
         self._status_problem = ""
         self._start_reason = ""
 
     @property
     def document(self) -> dict[str, Any]:
-        """The last status document; empty before the first report."""
-        return self._document
+        """The present status document; empty before the first report."""
+        if self._document is None and self._snapshot is not None:
+            state, now = self._snapshot.state, self._snapshot.verdict
+            self._document = status_document(state, now, self._since_wall, self._conditions_since)
+        return self._document or {}
 
     def snapshot(self) -> Snapshot | None:
         """What the metrics are made of: one reference, replaced as a whole."""
@@ -68,7 +72,7 @@ class Reporter:
         journal.flush_repeats(everything=True)
         if self._write_timer is not None:
             self._write_timer.cancel()
-        if self._document:
+        if self._snapshot is not None:
             self._write()
 
     def note(self, event: events.Event, state: State) -> None:  # noqa: C901, PLR0912 - one case per kind of news
@@ -132,7 +136,8 @@ class Reporter:
         self._report_conditions(before.verdict.problems if before else (), now.problems, state)
         self._tell_systemd(state, now)
         is_news = has_changed or before is None or _headline(before) != _headline(self._snapshot)
-        self._update_document(state, now, is_urgent=is_news)
+        self._document = None
+        self._plan_write(is_urgent=is_news)
 
     def _report_conditions(self, before: tuple[Problem, ...], now: tuple[Problem, ...], state: State) -> None:
         had = {(problem.code, problem.subject): problem for problem in before}
@@ -154,7 +159,7 @@ class Reporter:
             case "started":
                 is_due = True
             case "configured":
-                is_due = now.state is FabricState.CONFIGURED
+                is_due = now.state in _STEADY  # where there is no fabric, there is nothing to wait for
             case _:
                 is_due = now.is_decided
         if is_due:
@@ -174,19 +179,22 @@ class Reporter:
         if self._is_ready:
             self.notifier.ready()
 
-    def _update_document(self, state: State, now: Verdict, *, is_urgent: bool) -> None:
-        self._document = status_document(state, now, self._since_wall, self._conditions_since)
-        if is_urgent:
+    def _plan_write(self, *, is_urgent: bool) -> None:
+        """Write now; without urgency at once only if the last time is long enough ago, which costs no wake-up."""
+        loop = asyncio.get_running_loop()
+        pause = self._written_at + _QUIET_WRITE_SECONDS - loop.time()
+        if is_urgent or pause <= 0:
             self._write()
         elif self._write_timer is None:
-            self._write_timer = asyncio.get_running_loop().call_later(_QUIET_WRITE_SECONDS, self._write)
+            self._write_timer = loop.call_later(pause, self._write)
 
     def _write(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+        self._written_at = asyncio.get_running_loop().time()
         path = f"{self._directory()}/{STATUS_FILE}"
-        content = json.dumps(self._document, separators=(",", ":")).encode()
+        content = json.dumps(self.document, separators=(",", ":")).encode()
         try:
             self._root.write_atomically(path, content, durable=False)
         except ActionFailed as error:

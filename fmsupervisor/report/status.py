@@ -4,12 +4,11 @@ It is written to a file that is replaced atomically, so that it can be read with
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fmsupervisor import __version__
-from fmsupervisor.conditions import REGISTRY, Code
+from fmsupervisor.conditions import REGISTRY
 from fmsupervisor.core import switches
 from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, Verdict
@@ -126,7 +125,7 @@ def _node_step(state: State) -> Document:
     bad = [result for result in state.nodes if result.outcome in ("refused", "failed")]
     if bad:
         return _step("device-nodes", "failed", f"{bad[0].node.path}: {bad[0].detail}")
-    return _step("device-nodes", "ok" if state.nodes else "waiting", f"{len(state.nodes)} nodes right")
+    return _step("device-nodes", "ok" if state.nodes_for else "waiting", f"{len(state.nodes)} nodes right")
 
 
 def _config_step(state: State, verdict: Verdict) -> Document:
@@ -308,13 +307,3 @@ def _ago(seconds: float) -> str:
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def age_seconds(document: Document) -> float:
-    """How old the document is."""
-    return max(0.0, time.time() - float(document["updated_at"]))
-
-
-def active_codes(document: Document) -> frozenset[Code]:
-    """The codes of the active conditions."""
-    return frozenset(Code(row["code"]) for row in document["conditions"])

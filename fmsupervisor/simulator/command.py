@@ -82,20 +82,32 @@ class Simulation:
         print(f"host       {self._directory}")
         print(f"status     fmsupervisor status --root {self._directory}")
         print(f"metrics    http://{settings.metrics.listen}/metrics")
-        print(f"log        {self._directory}{LOG_FILE}\n", flush=True)
-        with open(self.world.root.path(LOG_FILE), "a", encoding="utf-8") as log:
-            journal.configure_logging(settings.logging, {}, log)
-            self._began = time.monotonic()
-            daemon = asyncio.create_task(self.daemon.run())
-            audience = asyncio.create_task(self._watch(once=once))
-            try:
-                await daemon
-            finally:
-                outcome = None if daemon.done() and not audience.done() else audience.result()
-                audience.cancel()
-                self._show(self.daemon.reporter.document)
-                journal.configure_logging(settings.logging, {}, sys.stderr)
+        if journal.is_connected_to_journal(os.environ, sys.stderr):
+            print("log        the journal, as in production\n", flush=True)
+            journal.configure_logging(settings.logging, os.environ)
+            outcome = await self._play(once=once)
+        else:
+            print(f"log        {self._directory}{LOG_FILE}\n", flush=True)
+            with open(self.world.root.path(LOG_FILE), "a", encoding="utf-8") as log:
+                journal.configure_logging(settings.logging, {}, log)
+                try:
+                    outcome = await self._play(once=once)
+                finally:
+                    journal.configure_logging(settings.logging, {}, sys.stderr)
         return self._conclude(outcome) if once else ExitCode.OK
+
+    async def _play(self, *, once: bool) -> bool | str | None:
+        """The daemon's whole life, and what the audience makes of it."""
+        self._began = time.monotonic()
+        daemon = asyncio.create_task(self.daemon.run())
+        audience = asyncio.create_task(self._watch(once=once))
+        try:
+            await daemon
+        finally:
+            outcome = None if daemon.done() and not audience.done() else audience.result()
+            audience.cancel()
+            self._show(self.daemon.reporter.document)
+        return outcome
 
     async def _watch(self, *, once: bool) -> bool | str:
         while True:

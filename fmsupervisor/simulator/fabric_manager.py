@@ -18,11 +18,10 @@ Behaviours (``kind``): normal; bad-config and bad-config-exit-zero (standard err
 loader-error; ignores-sigterm; forks-away (daemonises in spite of DAEMONIZE=0); dies-at-start (before the success line);
 never-configures; without-success-line.
 
-The driver sees a heartbeat file. The process also ends when its host's directory is gone, so that nothing is left
-behind. Only cheap standard modules are imported: it must be up within 60 ms.
+The driver sees a heartbeat (driver_link.py). The process also ends when its host's directory is gone, so that nothing
+is left behind. Only cheap standard modules are imported: it must be up within 60 ms.
 """
 
-import contextlib
 import heapq
 import json
 import os
@@ -34,6 +33,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fmsupervisor.simulator import hardware, messages
+from fmsupervisor.simulator.driver_link import DeviceNodes, DriverLink, HeartbeatFile, device_minors
 from fmsupervisor.simulator.manager_checks import (
     check_config,
     check_driver,
@@ -82,7 +82,6 @@ class FabricManager:
         self._options = read_config(config)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._started = time.monotonic()
         self._is_hung = False
         self._state = "standby"
         self._switches: list[str] = []
@@ -95,6 +94,7 @@ class FabricManager:
         refuse_by_behaviour(self._kind)
         check_config(self._host, self._version, self._options)
         check_driver(self._host, self._version)
+        self._driver = _open_driver(self._host)
         self._log = Log(self._host, self._options)
         self._log.header()
         self._log.write(messages.settings_echo(self._version, self._options))
@@ -139,7 +139,7 @@ class FabricManager:
     def _configure(self) -> None:
         self._log.write(messages.routing(self._switches))
         self._state = "configured"
-        self._write_heartbeat()
+        self._driver.beat(self._state, self._switches)
         if self._kind != "without-success-line":
             self._log.write([("INFO", messages.CONFIGURED)])
         self._log.write([("INFO", "FM starting NvLink Inband started")])
@@ -174,23 +174,9 @@ class FabricManager:
         if not os.path.isdir(self._host + hardware.SIMULATOR_DIRECTORY):
             _leave(0)
         if not self._is_hung:
-            self._write_heartbeat()
+            self._driver.beat(self._state, self._switches)
         pause = max(_SHORTEST_HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS / self._speed)
         self._later(pause, self._heartbeat, is_scaled=False)
-
-    def _write_heartbeat(self) -> None:
-        record = {
-            "pid": os.getpid(),
-            "started": self._started,
-            "at": time.monotonic(),
-            "state": self._state,
-            "switches": self._switches,
-        }
-        path = self._host + hardware.HEARTBEAT_FILE
-        with contextlib.suppress(OSError):
-            with open(f"{path}.{os.getpid()}", "w", encoding="ascii") as file:
-                json.dump(record, file)
-            os.rename(f"{path}.{os.getpid()}", path)
 
     def _take_commands(self) -> None:
         try:
@@ -258,14 +244,24 @@ class FabricManager:
             _leave(0)
 
 
+def _open_driver(host: str) -> DriverLink:
+    minors = device_minors(host)
+    if minors is None:
+        return HeartbeatFile(host)
+    try:
+        return DeviceNodes(host, minors)
+    except OSError:
+        refuse(messages.NOTHING_TO_DO)
+
+
 def _find_host(script: str) -> str:
-    """The nearest directory above the script that holds the simulator's own directory."""
+    """The nearest directory above the script that holds the simulator's own directory; "" for the root directory."""
     directory = os.path.dirname(script)
     while not os.path.isdir(directory + hardware.SIMULATOR_DIRECTORY):
         if directory == "/":
             refuse("this simulated nv-fabricmanager is not below a simulated host")
         directory = os.path.dirname(directory)
-    return directory
+    return "" if directory == "/" else directory
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 from typing import NoReturn
 
 from fmsupervisor.simulator import hardware, messages, stock_files
+from fmsupervisor.simulator.driver_link import device_minors, device_number
 
 _INTEGER_RANGES = {
     "LOG_LEVEL": (0, 4),
@@ -86,8 +87,11 @@ def check_driver(host: str, version: str) -> None:
     if driver != version:
         refuse(messages.version_rejected(version, driver))
     switches = probed_switches(host)
+    minors = device_minors(host)
     nodes = [("nvidia-nvlink", majors.get("nvidia-nvlink"), 0)]
-    nodes += [(f"nvidia-nvswitch{minor}", nvswitch, minor) for minor in range(len(switches))]
+    nodes += [
+        (f"nvidia-nvswitch{minor}", nvswitch, minor) for minor in (range(len(switches)) if minors is None else minors)
+    ]
     if not switches or not all(_has_node(host, *node) for node in nodes):
         refuse(messages.NOTHING_TO_DO)
 
@@ -108,6 +112,9 @@ def refuse(message: str, *, status: int = 1) -> NoReturn:
 
 
 def _has_node(host: str, name: str, major: int | None, minor: int) -> bool:
+    device = device_number(f"{host}/dev/{name}")
+    if device is not None:
+        return (os.major(device), os.minor(device)) == (major, minor)
     node = hardware.parse_node(_read(f"{host}/dev/{name}") or "")
     return node is not None and node[:2] == (major, minor)
 
