@@ -9,7 +9,7 @@ from fmsupervisor.daemon_lock import InstanceLock
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.exit_codes import ExitCode
 from fmsupervisor.host.root import HostRoot
-from fmsupervisor.report.status import SCHEMA, STATUS_FILE, render_text
+from fmsupervisor.report.status_text import SCHEMA, STATUS_FILE, render_text
 from fmsupervisor.settings import Settings
 
 _POLL_SECONDS = 0.2

@@ -259,7 +259,7 @@ def _format(wanted: str, environment: Mapping[str, str], stream: TextIO, journal
 
 
 def is_connected_to_journal(environment: Mapping[str, str], stream: TextIO) -> bool:
-    """Whether systemd has connected ``stream`` itself to journald; JOURNAL_STREAM alone is inherited (systemd.exec(5))."""
+    """Whether systemd connected ``stream`` itself to journald: JOURNAL_STREAM alone is inherited (systemd.exec(5))."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):  # not a real file

@@ -9,7 +9,7 @@ A part that cannot be made (a mistake in it, on a state that nobody foresaw) cos
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -18,27 +18,18 @@ from prometheus_client.core import Metric as Family
 from fmsupervisor import __version__, sxid
 from fmsupervisor.conditions import REGISTRY
 from fmsupervisor.core import switches
-from fmsupervisor.core.state import ExitClass, State
-from fmsupervisor.core.verdict import FabricState, Verdict
+from fmsupervisor.core.state import ExitClass
+from fmsupervisor.core.verdict import FabricState
 from fmsupervisor.facts import DriverState, LoadedModule
 from fmsupervisor.report.metrics_table import METRICS, Kind, Metric
+from fmsupervisor.report.snapshot import JOURNAL_DROPPED, Snapshot
 
 OTHER = "other"
-JOURNAL_DROPPED = "journal_dropped"  # the key of ``Snapshot.extra``
 
 _LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO")
 _LABEL_CHARACTERS = 128
 # What a mistake raises on values that nobody foresaw.
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What one scrape shows. ``extra``: counters that are kept outside the state."""
-
-    state: State
-    verdict: Verdict
-    extra: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

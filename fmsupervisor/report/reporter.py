@@ -19,8 +19,9 @@ from fmsupervisor.facts import Problem
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.report import journal
 from fmsupervisor.report.journal import Event
-from fmsupervisor.report.metrics import Snapshot
-from fmsupervisor.report.status import STATUS_FILE, status_document
+from fmsupervisor.report.snapshot import JOURNAL_DROPPED, Snapshot
+from fmsupervisor.report.status import status_document
+from fmsupervisor.report.status_text import STATUS_FILE
 from fmsupervisor.report.systemd import SystemdNotifier
 
 _QUIET_WRITE_SECONDS = 1.0  # counters alone do not rewrite the status file more often than this
@@ -126,7 +127,7 @@ class Reporter:
         """Tell the difference to the last report."""
         now = verdict(state)
         before = self._snapshot
-        self._snapshot = Snapshot(state, now, {"journal_dropped": float(journal.dropped_messages())})
+        self._snapshot = Snapshot(state, now, {JOURNAL_DROPPED: float(journal.dropped_messages())})
         has_changed = before is None or before.verdict.state is not now.state
         if has_changed:
             self._since_wall = state.now.wall

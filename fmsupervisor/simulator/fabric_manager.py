@@ -157,7 +157,10 @@ class FabricManager:
         return lambda: self._log.write(self._register(gpu))
 
     def _register(self, gpu: str) -> list[Message]:
-        os.close(os.open(self._registration_file(gpu), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            os.close(os.open(self._registration_file(gpu), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except FileNotFoundError:
+            _leave(0)  # the host is gone
         return list(messages.registration(self._version, gpu))
 
     def _registration_file(self, gpu: str) -> str:

@@ -123,6 +123,7 @@ def set_permissions(root: HostRoot) -> None:
 
 
 def _make_control_channel(root: HostRoot, options: TreeOptions) -> None:
+    root.make_directory(hardware.SIMULATOR_DIRECTORY)
     root.make_directory(hardware.REGISTRATIONS)
     os.mkfifo(root.path(hardware.COMMAND_FIFO), 0o600)
     set_behaviour(root, options, options.behaviour)

@@ -130,9 +130,11 @@ def test_scenario(name: str, tmp_path: Path) -> None:
 def check_states(outcome: Outcome, story: Story) -> None:
     """The whole way, and after the end state nothing but the stop (or the next round of a loop)."""
     seen = "".join({name: letter for letter, name in LETTERS.items()}[state] for state in outcome.states)
-    assert seen.startswith(story.states)
+    # At this speed "configuring" lasts 50 ms; a busy machine may read the whole log at once.
+    way = re.match(story.states.replace("c", "c?"), seen)
+    assert way is not None, f"{seen} instead of {story.states}"
     assert seen.endswith("X")
-    rest = seen[len(story.states) : -1]
+    rest = seen[way.end() : -1]
     assert rest == "" or story.states[-1] == "B", f"went on with {rest}"
 
 

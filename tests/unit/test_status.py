@@ -32,7 +32,8 @@ from fmsupervisor.facts import (
     WantedNode,
 )
 from fmsupervisor.report.reporter import status_sentence
-from fmsupervisor.report.status import render_text, status_document
+from fmsupervisor.report.status import status_document
+from fmsupervisor.report.status_text import render_text
 from fmsupervisor.settings import Settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "status.txt"

@@ -222,6 +222,7 @@ class TestPasswords:
             (HASH + "\n", False),
             (HASH[:-1], False),
         ],
+        ids=["bcrypt", "2y", "other scheme", "too cheap", "newline", "too short"],
     )
     def test_hash(self, text, expected):
         assert is_bcrypt_hash(text) is expected
