@@ -12,6 +12,7 @@ from fmsupervisor.errors import ActionRefused, ConfigError, FmsupervisorError
 if TYPE_CHECKING:
     from fmsupervisor.client import StatusReader
     from fmsupervisor.config import LoadedSettings
+    from fmsupervisor.settings import Settings
 
 DEFAULT_CONFIG = "/etc/fmsupervisor.toml"
 
@@ -110,12 +111,12 @@ def _load(options: argparse.Namespace, default: str = DEFAULT_CONFIG) -> "Loaded
 
 def run_daemon(options: argparse.Namespace) -> int:
     """``fmsupervisor run``."""
-    settings = _load(options).settings
     import asyncio
 
     from fmsupervisor.clock import Clock
     from fmsupervisor.daemon import Daemon
     from fmsupervisor.exit_codes import ExitCode
+    from fmsupervisor.host.device_nodes import resolve_owner
     from fmsupervisor.host.linux_kernel import LinuxKernel
     from fmsupervisor.host.root import HostRoot
     from fmsupervisor.report import journal
@@ -123,13 +124,20 @@ def run_daemon(options: argparse.Namespace) -> int:
 
     if options.config is not None:
         options.config = os.path.abspath(options.config)
-    journal.configure_logging(settings.logging, os.environ)
+
+    def read_settings() -> "Settings":
+        settings = _load(options).settings
+        resolve_owner(settings.device_nodes.owner, settings.device_nodes.group)
+        journal.configure_logging(settings.logging, os.environ)
+        return settings
+
+    settings = read_settings()
     notifier = SystemdNotifier(os.environ)
     for name in SERVICE_MANAGER_VARIABLES:
         os.environ.pop(name, None)
     os.chdir("/")
     root = HostRoot("/")
-    daemon = Daemon(settings, root, LinuxKernel(root), Clock(), notifier, lambda: _load(options).settings)
+    daemon = Daemon(settings, root, LinuxKernel(root), Clock(), notifier, read_settings)
     try:
         asyncio.run(daemon.run())
     except ActionRefused as error:

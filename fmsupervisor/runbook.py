@@ -6,8 +6,9 @@ _INTRODUCTION = """# Runbook
 
 <!-- Made from fmsupervisor/conditions.py by the tests: RENEW_GOLDEN=1 pytest tests/unit/test_runbook.py -->
 
-Every condition that fmsupervisor can report, by code. `fmsupervisor status` shows the open ones with what was found;
-`journalctl FMSUPERVISOR_CONDITION=FMS-301` finds the history of one. *Blocks*: Fabric Manager is not started while it holds.
+Every condition that fmsupervisor can report, by code. `fmsupervisor status` shows the open ones and what was found;
+`journalctl FMSUPERVISOR_CONDITION=FMS-301` finds the history of one. One that blocks the start keeps Fabric Manager
+from being started while it holds.
 """
 
 

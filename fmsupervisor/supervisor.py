@@ -54,7 +54,7 @@ class Supervisor:
         self._clock = clock
         self._reload_settings = reload_settings
         now = clock.now()
-        self.state = State(settings=settings, begun=now, now=now)
+        self.state = State(settings=settings, begun=now, now=now, first_settings=settings)
         self._queue: deque[events.Event] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -147,6 +147,7 @@ class Supervisor:
             case actions.StartFabricManager(resiliency=resiliency):
                 log_file = self.state.config.log_file if self.state.config else ""
                 self._manager.start(self.state.settings, log_file, resiliency=resiliency)
+                backoff_seconds(self.state.settings.restart, 1)  # loads tenacity now, not while the fabric is down
             case actions.TerminateFabricManager():
                 self._manager.terminate()
             case actions.KillFabricManager():
@@ -252,7 +253,15 @@ class Supervisor:
             self._watch = FileWatch(self._root)
             self._loop.add_reader(self._watch.fileno(), self._files_changed)
         except CannotObserve as error:
-            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking on a timer instead", "inotify"))
+            self._stop_watching(error)
+
+    def _stop_watching(self, error: CannotObserve) -> None:
+        """Without inotify the files are compared on the timer."""
+        if self._watch is not None:
+            self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+        self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking on a timer instead", "inotify"))
 
     def feed_later(self, problem: Problem) -> None:
         """Report a problem of the service itself from outside of ``feed``."""
@@ -291,7 +300,11 @@ class Supervisor:
     def _files_changed(self) -> None:
         if self._watch is None:
             return
-        paths = self._watch.drain()
+        try:
+            paths = self._watch.drain()
+        except CannotObserve as error:
+            paths = self._watched
+            self._stop_watching(error)
         log_file = self.state.config.log_file if self.state.config else ""
         if log_file in paths:
             self._manager.read_log()
@@ -312,7 +325,7 @@ class Supervisor:
         try:
             self._watch.set_paths(wanted)
         except CannotObserve as error:
-            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking on a timer instead", "inotify"))
+            self._stop_watching(error)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -324,8 +337,16 @@ class Supervisor:
 
     def _time_passed(self) -> None:
         self._manager.read_log()
+        if self._watch is None:
+            self._compare_files()
         self.feed(events.TimePassed())
         self._reporter.time_passed()
+
+    def _compare_files(self) -> None:
+        """In place of inotify: whether what is installed has changed."""
+        found = self.state.installation
+        if found is not None and installation.fingerprint_of(self._root, self.state.settings) != found.fingerprint:
+            self.feed(events.PathsChanged(frozenset(found.watched_paths)))
 
     def _ping_watchdog(self) -> None:
         """Only this loop pings, so that a loop that hangs is noticed."""

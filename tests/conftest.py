@@ -1,6 +1,7 @@
 """What all tests share: in CI, a test that needs root or a tool must not be skipped."""
 
 import os
+import sys
 
 import pytest
 
@@ -19,7 +20,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     wrong = [f"{nodeid}: {reason}" for nodeid, reason in _skipped if not any(word in reason for word in _ALLOWED_SKIPS)]
     if wrong and session.exitstatus == pytest.ExitCode.OK:
-        print("\nskipped in CI, which is a failure there:\n" + "\n".join(wrong))
+        sys.stdout.write("\nskipped in CI, which is a failure there:\n" + "\n".join(wrong) + "\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

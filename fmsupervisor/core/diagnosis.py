@@ -1,6 +1,7 @@
 """Which conditions hold now. Derived from the state each time, so that a cured one disappears by itself."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from fmsupervisor.conditions import REGISTRY, Code
 from fmsupervisor.core import switches
@@ -29,6 +30,8 @@ _BLACKLIST_REASONS = (
     "unspecified device failure",
     "unspecified device failure of its peer",
 )
+
+_NOTICED_AT_ONCE = frozenset({"hang_policy", "ready_when"})
 
 
 def problems(state: State) -> tuple[Problem, ...]:
@@ -89,6 +92,8 @@ def _installation(state: State) -> Iterator[Problem]:
 def _module(state: State) -> Iterator[Problem]:
     host = state.host
     settings = state.settings.module
+    if state.load_problem is not None:  # holds until a load succeeds, also during the next try
+        yield state.load_problem
     if state.is_loading:  # /sys/module/nvidia may exist by then
         if state.now.monotonic >= load_slow_at(state):
             elapsed = state.now.monotonic - state.load_began_at
@@ -99,8 +104,6 @@ def _module(state: State) -> Iterator[Problem]:
     if not settings.load:
         yield Problem(Code.MODULE_NOT_LOADED, "module.load = false and /sys/module/nvidia does not exist")
         return
-    if state.load_problem is not None:
-        yield state.load_problem
     free = [gpu.pci_bus_id for gpu in host.gpus if gpu.driver is None]
     if free and settings.gpu_guard == "refuse":
         yield Problem(Code.GPU_WOULD_BE_TAKEN, f"no driver is bound to {', '.join(free)}")
@@ -222,5 +225,23 @@ def _log(state: State) -> Iterator[Problem]:
 
 
 def _settings(state: State) -> Iterator[Problem]:
-    if state.pending_settings and state.run is not None:
-        yield Problem(Code.RESTART_NEEDED, f"changed: {', '.join(state.pending_settings)}")
+    manager = state.run.settings if state.run else None
+    changed = _changed_keys("fabric_manager", manager, state.settings.fabric_manager)
+    if changed:
+        yield Problem(Code.RESTART_NEEDED, f"for Fabric Manager: {', '.join(changed)}", "Fabric Manager")
+    first = state.first_settings or state.settings
+    changed = [
+        *_changed_keys("service", first.service, state.settings.service),
+        *_changed_keys("metrics", first.metrics, state.settings.metrics),
+    ]
+    if changed:
+        yield Problem(Code.RESTART_NEEDED, f"for fmsupervisor: {', '.join(changed)}", "fmsupervisor")
+
+
+def _changed_keys(table: str, before: object | None, after: Any) -> list[str]:
+    """The keys that whoever was started with ``before`` does not notice."""
+    if before is None:
+        return []
+    noticed = {name for name in after.__slots__ if name.endswith("_seconds") or name in _NOTICED_AT_ONCE}
+    names = [name for name in after.__slots__ if name not in noticed]
+    return [f"{table}.{name}" for name in names if getattr(before, name) != getattr(after, name)]

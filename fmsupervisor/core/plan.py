@@ -13,6 +13,7 @@ from fmsupervisor.core.actions import (
 )
 from fmsupervisor.core.plan_times import (
     FOREIGN_INTERVAL_SECONDS,
+    HOST_INTERVAL_SECONDS,
     driver_due_at,
     driver_interval,
     host_due_at,
@@ -34,7 +35,7 @@ def next_action(state: State) -> Action | None:
     if state.is_stopping:
         return _stopping(state)
     now = state.now.monotonic
-    if state.is_host_stale or now >= host_due_at(state):
+    if state.is_host_stale or now >= host_due_at(state) - HOST_INTERVAL_SECONDS * _EARLY:
         return ObserveHost()
     if now >= driver_due_at(state) - driver_interval(state) * _EARLY and state.nodes_for is not None:
         return ObserveDriver()
@@ -81,9 +82,11 @@ def next_deadline(state: State) -> float:
     """The monotonic time at which ``TimePassed`` must be fed even if nothing happens."""
     run = state.run
     now = state.now.monotonic
-    times = [host_due_at(state), driver_due_at(state), switch_deadline(state)]
+    times = [host_due_at(state), driver_due_at(state)]
     if state.is_loading:
         times.append(load_slow_at(state))
+    if state.switch_wait_since is not None or not (state.host and state.host.is_module_live):
+        times.append(switch_deadline(state))
     if run is None:
         times += [time for time in (state.next_start_at, state.load_retry_at) if time is not None]
         if state.foreign:

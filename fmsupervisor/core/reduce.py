@@ -29,10 +29,10 @@ from fmsupervisor.core.state import (
 )
 from fmsupervisor.core.verdict import config_key, is_confirmed, nodes_key
 from fmsupervisor.facts import DriverState, Host, Moment, Problem, Unknown
-from fmsupervisor.settings import FabricManagerSettings
 
 _RETRIED_LOAD_FAILURES = frozenset({Code.MODULE_LOAD_BUSY})
 _LOAD_RETRY_SECONDS = 5.0
+_LONGEST_LOAD_RETRY_SECONDS = 60.0
 _LATCHED_FOR_GOOD = frozenset({Code.SXID_FATAL, Code.STALE_HANDLES, Code.GPU_RESET_NEEDED})
 
 
@@ -149,7 +149,7 @@ def _module_load_ended(state: State, problem: Problem | None) -> State:
         return replace(state, load_failures=0, load_problem=None, load_retry_at=retry_at)
     failures = state.load_failures + 1
     if problem.code in _RETRIED_LOAD_FAILURES:
-        retry_at = state.now.monotonic + _LOAD_RETRY_SECONDS * failures
+        retry_at = state.now.monotonic + min(_LOAD_RETRY_SECONDS * failures, _LONGEST_LOAD_RETRY_SECONDS)
         return replace(state, load_failures=failures, load_problem=problem, load_retry_at=retry_at)
     # The kernel shows a module and bound switches while it tries: what counts is how things were before.
     block = Block(problem, LOAD_CURES, state.load_basis)
@@ -182,7 +182,6 @@ def _started(state: State, event: events.FabricManagerStarted) -> State:
         counters=counters,
         next_start_at=None,
         foreign=(),
-        pending_settings=(),
         log_problem="",
         registered_before=frozenset(),
         lost_registrations=bounded_gpus(state.lost_registrations | state.registered_before),
@@ -204,6 +203,7 @@ def _exited(state: State, event: events.FabricManagerExited) -> State:
         run=None,
         is_host_stale=True,  # it may have died of what happened there
         has_orphans=event.orphans > 0,
+        config_for=None,  # it may have been edited by hand since
         last_exit=Exit(run.session, run.pid, state.now, event.status, found.exit_class, found.reason, event.last_lines),
         counters=replace(state.counters, exits=MappingProxyType(exits)),
         next_start_at=None,
@@ -237,18 +237,7 @@ def _settings_reloaded(state: State, event: events.SettingsReloaded) -> State:
         settings=event.settings,
         service_problems=MappingProxyType(problems),
         is_installation_stale=True,
-        pending_settings=_changed_keys(state.run, event.settings.fabric_manager),
     )
-
-
-def _changed_keys(run: Run | None, after: FabricManagerSettings) -> tuple[str, ...]:
-    """The keys that differ from those of the running Fabric Manager, which does not notice."""
-    if run is None or run.settings is None:
-        return ()
-    before = run.settings
-    deadlines = {name for name in after.__slots__ if name.endswith("_seconds") or name == "hang_policy"}
-    names = [name for name in after.__slots__ if name not in deadlines]
-    return tuple(f"fabric_manager.{name}" for name in names if getattr(before, name) != getattr(after, name))
 
 
 def _service_problem(state: State, problem: Problem, *, is_active: bool) -> State:
@@ -267,9 +256,7 @@ def _action_taken(state: State, action: actions.Action) -> State:
             return replace(state, is_inspecting=True, is_installation_stale=False)
         case actions.LoadModule():
             basis = aspect_values(state, LOAD_CURES)
-            return replace(
-                state, is_loading=True, load_began_at=state.now.monotonic, load_problem=None, load_basis=basis
-            )
+            return replace(state, is_loading=True, load_began_at=state.now.monotonic, load_basis=basis)
         case actions.EndService():
             return replace(state, has_ended=True)
         case actions.TerminateFabricManager(cause=cause):

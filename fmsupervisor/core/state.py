@@ -137,6 +137,7 @@ class State:
     settings: Settings
     begun: Moment
     now: Moment
+    first_settings: Settings | None = None  # those in force when the daemon began
 
     host: Host | None = None  # the last successful reading
     host_unknown: str = ""  # why the last reading failed; "" = it did not
@@ -189,7 +190,6 @@ class State:
     log_problem: str = ""
     log_size_bytes: int | None = None
     service_problems: Mapping[str, Problem] = field(default_factory=_nothing)
-    pending_settings: tuple[str, ...] = ()  # changed keys that wait for a restart of Fabric Manager
 
     is_stopping: bool = False
     has_ended: bool = False  # nothing of ours is left

@@ -95,11 +95,12 @@ class Verdict:
 
 def verdict(state: State) -> Verdict:
     """What is the case."""
-    fabric_state, reason = _with_process(state, state.run) if state.run else _without_process(state)
-    return Verdict(fabric_state, reason, _is_decided(state, fabric_state), problems(state))
+    active = problems(state)
+    fabric_state, reason = _with_process(state, state.run, active) if state.run else _without_process(state)
+    return Verdict(fabric_state, reason, _is_decided(state, fabric_state, active), active)
 
 
-def _is_decided(state: State, fabric_state: FabricState) -> bool:
+def _is_decided(state: State, fabric_state: FabricState, active: tuple[Problem, ...]) -> bool:
     match fabric_state:
         case FabricState.CONFIGURED | FabricState.DEGRADED | FabricState.NOT_APPLICABLE | FabricState.FAILED:
             return True
@@ -107,7 +108,7 @@ def _is_decided(state: State, fabric_state: FabricState) -> bool:
             return state.now.monotonic >= switch_deadline(state)
         case FabricState.WAITING_FOR_MODULE:
             undecidable = (Code.MODULE_NOT_LOADED, Code.MODULE_LOAD_SLOW)
-            return any(problem.code in undecidable for problem in problems(state))
+            return any(problem.code in undecidable for problem in active)
         case FabricState.BACKOFF | FabricState.STARTING | FabricState.CONFIGURING:
             is_overdue = state.now.monotonic >= start_deadline(state)
             return is_overdue or state.failures >= state.settings.restart.crash_loop_count
@@ -125,11 +126,10 @@ def is_confirmed(state: State, run: Run) -> bool:
     return run.is_driver_seen_unconfigured or (state.driver_heard_at - run.started.monotonic >= _DRIVER_NOTICES_SECONDS)
 
 
-def _with_process(state: State, run: Run) -> tuple[FabricState, str]:
+def _with_process(state: State, run: Run, active: tuple[Problem, ...]) -> tuple[FabricState, str]:
     if run.stop is not None:
         waiting = "killed" if run.stop.is_killed else "asked to end"
         return FabricState.STOPPING, f"Fabric Manager (pid {run.pid}) was {waiting}: {run.stop.cause}"
-    active = problems(state)
     degrading = [problem for problem in active if problem.code in DEGRADING]
     if run.configured is not None:
         if degrading:

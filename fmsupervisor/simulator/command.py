@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from fmsupervisor import config
 from fmsupervisor.clock import Clock
@@ -88,13 +88,16 @@ class Simulation:
             outcome = await self._play(once=once)
         else:
             print(f"log        {self._directory}{LOG_FILE}\n", flush=True)
-            with open(self.world.root.path(LOG_FILE), "a", encoding="utf-8") as log:
+            with self._open_log() as log:
                 journal.configure_logging(settings.logging, {}, log)
                 try:
                     outcome = await self._play(once=once)
                 finally:
                     journal.configure_logging(settings.logging, {}, sys.stderr)
         return self._conclude(outcome) if once else ExitCode.OK
+
+    def _open_log(self) -> TextIO:
+        return open(self.world.root.path(LOG_FILE), "a", encoding="utf-8")
 
     async def _play(self, *, once: bool) -> bool | str | None:
         """The daemon's whole life, and what the audience makes of it."""
@@ -127,7 +130,7 @@ class Simulation:
                 self.daemon.supervisor.feed(StopRequested())
                 return outcome
 
-    def _conclude(self, outcome: bool | str | None) -> int:
+    def _conclude(self, outcome: object) -> int:
         expected = self._scenario.expectation.describe()
         if outcome is True:
             print(f"\nas expected: {expected}")

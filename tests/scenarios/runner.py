@@ -64,7 +64,7 @@ def run(name: str, directory: Path, speed: float = 20.0) -> Outcome:
             text = _status(directory)
         finally:
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+            process.communicate(timeout=DEADLINE_SECONDS)
     lines = (directory / "fmsupervisor.log").read_text().splitlines()
     return Outcome(
         scenario=scenario,

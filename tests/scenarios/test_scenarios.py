@@ -73,9 +73,7 @@ STORIES = {
     "crash-after-configured": Story(UP + "BScC", (Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)),
     "crash-loop": Story("M" + "ScB" * 5, (Code.FABRIC_MANAGER_DIED, Code.CRASH_LOOP)),
     "hang": Story(UP + "D", (Code.FABRIC_MANAGER_HUNG,)),
-    "hang-restart": Story(
-        UP + "DXBScC", (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)
-    ),
+    "hang-restart": Story(UP + "DXBScC", (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)),
     "ignores-sigterm": Story(
         UP + "DXBScC",
         (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.STOP_ESCALATED, Code.REGISTRATIONS_LOST),

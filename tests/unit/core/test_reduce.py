@@ -270,9 +270,18 @@ class TestSettings:
     def test_what_a_running_fabric_manager_does_not_notice_is_pending_until_it_is_restarted(self) -> None:
         changed = events.SettingsReloaded(settings(fabric_manager={"fabric_mode": 1, "hang_seconds": 1.0}))
         state = after(configured(), changed)
-        assert state.pending_settings == ("fabric_manager.fabric_mode",)
-        assert after(state, CRASH, events.FabricManagerStarted(2, "second")).pending_settings == ()
-        assert after(ready(), changed).pending_settings == ()
+        assert pending(state) == ["for Fabric Manager: fabric_manager.fabric_mode"]
+        assert pending(after(state, events.SettingsReloaded(settings()))) == []
+        assert pending(after(state, CRASH, events.FabricManagerStarted(2, "second"))) == []
+        assert pending(after(ready(), changed)) == []
+
+    def test_what_only_a_new_daemon_notices_is_pending_for_good(self) -> None:
+        first = replace(ready(), first_settings=settings())
+        changed = events.SettingsReloaded(
+            settings(metrics={"listen": "127.0.0.1:1"}, service={"ready_when": "started"})
+        )
+        state = after(first, changed, events.FabricManagerStarted(2, "second"))
+        assert pending(state) == ["for fmsupervisor: metrics.listen"]
 
     def test_problems_of_the_service_come_and_go_by_code_and_subject(self) -> None:
         one, other = (Problem(Code.WEB_CONFIG_INVALID, "x", subject) for subject in ("one", "other"))
@@ -280,6 +289,10 @@ class TestSettings:
         assert len(state.service_problems) == 2
         state = after(state, events.ServiceProblem(replace(one, detail="y"), is_active=False))
         assert list(state.service_problems.values()) == [other]
+
+
+def pending(state: State) -> list[str]:
+    return [problem.detail for problem in problems(state) if problem.code == Code.RESTART_NEEDED]
 
 
 @pytest.mark.parametrize("state", [make_state(), ready(), executed(), configured()], ids=["new", "ready", "run", "up"])
