@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 # The bed of the tests, where it can be installed: real uevents without hardware, a Prometheus to scrape, promtool.
-PACKAGES = umockdev prometheus libudev1 systemd gcc binutils
+PACKAGES = umockdev prometheus libudev1 systemd systemd-container gcc binutils
+# The virtual machine, also where no KVM is.
+PACKAGES += qemu-system-x86 mmdebstrap debian-archive-keyring erofs-utils e2fsprogs cpio busybox-static kmod xz-utils zstd util-linux
 
-.PHONY: help simulate test lint deps packages bench clean
+.PHONY: help simulate test test-vm lint deps packages bench clean
 
 help: ## What can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/fmsupervisor: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,7 +18,7 @@ $(BIN)/fmsupervisor: pyproject.toml
 	@touch $@
 
 $(VENV)/.tested: pyproject.toml | $(BIN)/fmsupervisor
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,bundle]'
 	@touch $@
 
 simulate: $(BIN)/fmsupervisor ## Run the daemon on a simulated HGX H200 host (ARGS="--scenario crash-loop --speed 10")
@@ -28,7 +30,10 @@ packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then sh packaging/install-test-packages $(PACKAGES); fi
 
 test: deps lint ## Run all tests (ARGS is passed to pytest)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-vm: deps ## Run only the tests in the virtual machine (as root; built in build/vm, which is kept)
+	$(BIN)/python -m pytest tests/vm $(ARGS)
 
 lint: $(VENV)/.tested ## Check style and types
 	$(BIN)/ruff format --check --quiet fmsupervisor tests
