@@ -15,7 +15,7 @@ from typing import Any
 from fmsupervisor.simulator.scenarios import SCENARIOS, Scenario
 
 DEADLINE_SECONDS = 90.0
-_COMMAND = (sys.executable, "-m", "fmsupervisor")
+COMMAND = (sys.executable, "-m", "fmsupervisor")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Outcome:
 def run(name: str, directory: Path, speed: float = 20.0) -> Outcome:
     """Let the scenario come to its end state, take everything down, and stop it."""
     scenario = SCENARIOS[name]
-    arguments = (*_COMMAND, "simulate", "--scenario", name, "--speed", str(speed), "--directory", str(directory))
+    arguments = (*COMMAND, "simulate", "--scenario", name, "--speed", str(speed), "--directory", str(directory))
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             document = _wait_for(scenario, directory, process)
@@ -102,7 +102,7 @@ def _scrape(directory: Path) -> str:
 
 
 def _status(directory: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    arguments = (*_COMMAND, "status", "--root", str(directory), *options)
+    arguments = (*COMMAND, "status", "--root", str(directory), *options)
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
 
 
