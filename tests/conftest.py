@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if wrong and session.exitstatus == pytest.ExitCode.OK:
         sys.stdout.write("\nskipped in CI, which is a failure there:\n" + "\n".join(wrong) + "\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadgroup`` one worker gets all tests in the virtual machine; every other test goes where room is.
+
+    xdist's own groups do not work with every pytest: they write into a private attribute of the items.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class _OneWorkerForMachines(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "vm" if "tests/vm/" in nodeid else nodeid
+
+    return _OneWorkerForMachines(config, log)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -25,12 +25,14 @@ from fmsupervisor.facts import DeviceState, DriverState, DriverView, ModuleChoic
 from fmsupervisor.host.kernel import ModuleLoadFailed, NodeStatus
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import driver, hardware, pci_bus
+from fmsupervisor.simulator.kernel_log import KernelLogReader, SimulatedKernelLog
 from fmsupervisor.simulator.uevents import SimulatedUevents
 
 _CONTROL_NODE = "/dev/nvidia-nvswitchctl"
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0  # NVSWITCH_DEFAULT_FM_HEARTBEAT_TIMEOUT_MSEC
 _SHORTEST_HEARTBEAT_TIMEOUT_SECONDS = 1.5  # at high speed: several heartbeats even on a busy machine
 _REASON_MANUAL_OUT_OF_BAND = 1  # ioctl_nvswitch.h
+_SXID_TEXTS = {12028: "egress non-posted PRIV error", 20034: "LTSSM Fault Up"}
 _NO_DEVICE_LINES = ("NVRM: No NVIDIA GPU found.",)
 
 
@@ -65,6 +67,7 @@ class SimulatedKernel:
         self._blacklisted: set[str] = set()
         self._manager_errors: set[str] = set()
         self._listeners: list[SimulatedUevents] = []
+        self._log = SimulatedKernelLog()
         for switch in root.list_directory(f"{driver.NVSWITCH_PROC}/devices") or []:
             self._assign_minor(switch)
 
@@ -77,6 +80,7 @@ class SimulatedKernel:
         time.sleep(self._load_delay_seconds / self._speed)
         with self._lock:
             if self._load_fault is not None:
+                self._log.write(*self._load_fault.kernel_lines)
                 raise ModuleLoadFailed(self._load_fault.errno, self._load_fault.kernel_lines, choice.path)
             for path in choice.depends:
                 self._load_dependency(path)
@@ -96,6 +100,10 @@ class SimulatedKernel:
             listener = SimulatedUevents()
             self._listeners.append(listener)
             return listener
+
+    def monitor_kernel_log(self) -> KernelLogReader:
+        """Begin to read, from the oldest record."""
+        return self._log.open()
 
     def node_status(self, path: str) -> NodeStatus | None:
         """A simulated node counts as a device; everything else is what lstat(2) says."""
@@ -193,6 +201,20 @@ class SimulatedKernel:
         with self._lock:
             self._manager_errors.add(switch)
 
+    def print_switch_error(self, severity: str, sxid: int, switch: str, port: int) -> None:
+        """An SXid: the line that counts, and the two that belong to it (error_nvswitch.c)."""
+        prefix = f"nvidia-nvswitch{self._minors.get(switch, 0)}: SXid (PCI:{switch}): {sxid:05d}, "
+        number = int(severity == "fatal")
+        self._log.write(
+            f"{prefix}{severity.capitalize()}, Link {port:02d} {_SXID_TEXTS.get(sxid, 'error')}",
+            f"{prefix}Severity {number} Engine instance {port:02d} Sub-engine instance 00",
+            f"{prefix}Data {{{', '.join(['0x10000000'] * 2 + ['0x00000000'] * 7)}}}",
+        )
+
+    def print_kernel_line(self, text: str, count: int = 1) -> None:
+        """Any message, as often as wanted, faster than it can be read."""
+        self._log.write(*[text] * count)
+
     def set_load_fault(self, fault: LoadFault | None) -> None:
         """How loads fail from now on; None: they work."""
         with self._lock:
@@ -207,6 +229,7 @@ class SimulatedKernel:
 
     def _load(self, version: str, path: str, *, registers_gpus: bool) -> None:
         if not pci_bus.switches(self._root) and not (registers_gpus and self._has_free_gpu()):
+            self._log.write(*_NO_DEVICE_LINES)
             raise ModuleLoadFailed(errno.ENODEV, _NO_DEVICE_LINES, path)
         driver.begin(self._root, version)
         pci_bus.register_driver(self._root, "nvidia-nvswitch")
@@ -217,6 +240,7 @@ class SimulatedKernel:
             pci_bus.register_driver(self._root, "nvidia")
             driver.probe_gpus(self._root, self._emit)
             self._emit("drivers", "add")
+        self._log.write(f"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build")
         driver.finish(self._root, self._emit)
 
     def _has_free_gpu(self) -> bool:
@@ -231,7 +255,11 @@ class SimulatedKernel:
     def _probe(self, switch: str) -> None:
         if switch in self._failing_probes or pci_bus.driver(self._root, switch) is not None:
             return
+        self._log.write(
+            f"nvidia-nvswitch: Probing device {switch}, Vendor Id = 0x10de, Device Id = 0x22a3, Class = 0x68000"
+        )
         self._assign_minor(switch)
+        self._log.write(f"nvidia-nvswitch{self._minors[switch]}: using MSI")
         self._probed_at[switch] = time.monotonic()
         driver.probe_switch(self._root, switch, self._emit)
 
@@ -241,7 +269,9 @@ class SimulatedKernel:
         self._minors[switch] = next(minor for minor in range(hardware.CONTROL_MINOR) if minor not in taken)
 
     def _release(self, switch: str) -> None:
-        if self._minors.pop(switch, None) is not None:
+        minor = self._minors.pop(switch, None)
+        if minor is not None:
+            self._log.write(f"nvidia-nvswitch{minor}: removing device {switch}")
             driver.release_switch(self._root, switch, self._emit)
 
     def _emit(self, subsystem: str, _action: str) -> None:

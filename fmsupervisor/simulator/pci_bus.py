@@ -13,6 +13,7 @@ from fmsupervisor.host.root import HostRoot
 
 _DEVICES = "/sys/bus/pci/devices"
 _DRIVERS = "/sys/bus/pci/drivers"
+_IOMMU_GROUPS = "/sys/kernel/iommu_groups"
 
 _NVIDIA = 0x10DE
 _SWITCH_CLASS = 0x068000
@@ -65,6 +66,9 @@ def add(root: HostRoot, device: PciDevice) -> None:
     write(root, f"{directory}/config", _configuration(device))
     link(root, f"{directory}/subsystem", "/sys/bus/pci")
     link(root, f"{_DEVICES}/{device.pci_bus_id}", directory)
+    group = f"{_IOMMU_GROUPS}/{int(device.pci_bus_id.split(':')[1], 16)}"  # each device is alone in its group
+    link(root, f"{group}/devices/{device.pci_bus_id}", directory)
+    link(root, f"{directory}/iommu_group", group)
 
 
 def remove(root: HostRoot, pci_bus_id: str) -> None:
@@ -72,8 +76,10 @@ def remove(root: HostRoot, pci_bus_id: str) -> None:
     entry = root.path(f"{_DEVICES}/{pci_bus_id}")
     if os.path.lexists(entry):
         real = os.path.realpath(entry)
+        group = os.path.realpath(f"{real}/iommu_group")
         os.unlink(entry)
         shutil.rmtree(real)
+        shutil.rmtree(group)
 
 
 def driver(root: HostRoot, pci_bus_id: str) -> str | None:

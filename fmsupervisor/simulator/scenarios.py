@@ -407,7 +407,7 @@ _RUN_TIME = (
             ("configured",), inactive=(Code.SXID_FATAL,), most_starts=1, gpus_registered=8, switch_errors={12028: 9}
         ),
         timeline=tuple(
-            _tell(12.0, f"sxid non-fatal 12028 {switch} {port}")
+            Step(12.0, "switch_error", ("non-fatal", 12028, switch, port))
             for switch, port in (
                 *((SWITCHES[1], port) for port in (35, 42)),
                 *((SWITCHES[2], port) for port in (0, 1, 16)),
@@ -419,7 +419,36 @@ _RUN_TIME = (
         "sxid-fatal",
         "A fatal link error.",
         Expectation(("degraded",), active=(Code.SXID_FATAL,), most_starts=1, switch_errors={20034: 1}),
-        timeline=(_tell(12.0, f"sxid fatal 20034 {_LAST} 33"),),
+        timeline=(Step(12.0, "switch_error", ("fatal", 20034, _LAST, 33)),),
+    ),
+    Scenario(
+        "sxid-kernel-only",
+        "A fatal error while Fabric Manager is down: only the kernel log tells it.",
+        Expectation(("failed",), active=(Code.SXID_FATAL, Code.RESTART_WITHHELD), switch_errors={20034: 1}),
+        settings={"restart": {"policy": "never"}},
+        timeline=(_tell(12.0, "crash 9"), Step(14.0, "print_switch_error", ("fatal", 20034, _LAST, 33))),
+    ),
+    Scenario(
+        "kernel-log-overrun",
+        "The kernel writes so much that some of it is lost unread; a fatal error after that is still seen.",
+        Expectation(
+            ("degraded",),
+            active=(Code.KERNEL_LOG_OVERRUN, Code.SXID_FATAL),
+            most_starts=1,
+            switch_errors={20034: 1},
+        ),
+        timeline=(
+            Step(12.0, "print_kernel_line", ("eth0: a packet was dropped", 5000)),
+            Step(13.0, "switch_error", ("fatal", 20034, _LAST, 33)),
+        ),
+    ),
+    Scenario(
+        "interrupt-storm",
+        "The driver switches off the interrupts of a switch.",
+        Expectation(("degraded",), active=(Code.INTERRUPT_STORM,), most_starts=1),
+        timeline=(
+            Step(12.0, "print_kernel_line", ("nvidia-nvswitch3: Interrupts disabled to avoid a storm",)),
+        ),
     ),
     Scenario(
         "stale-handles",

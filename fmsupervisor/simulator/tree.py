@@ -131,13 +131,16 @@ def _make_control_channel(root: HostRoot, options: TreeOptions) -> None:
 
 def _make_proc(root: HostRoot, options: TreeOptions) -> None:
     root.make_directory("/proc/sys/kernel")
+    root.make_directory("/etc/modprobe.d")
     texts = {
         "/proc/sys/kernel/osrelease": f"{options.kernel_release}\n",
         "/proc/sys/kernel/modules_disabled": "0\n",
+        "/proc/cmdline": f"BOOT_IMAGE=/boot/vmlinuz-{options.kernel_release} root=/dev/sda2 intel_iommu=on iommu=pt\n",
         "/proc/devices": stock_files.PROC_DEVICES,
         "/proc/net/tcp": stock_files.NET_TCP_HEADER,
         "/proc/net/tcp6": stock_files.NET_TCP6_HEADER,
         "/proc/net/unix": stock_files.NET_UNIX_HEADER,
+        "/etc/modprobe.d/vfio-pci.conf": "options vfio-pci ids=10de:2335\nsoftdep nvidia pre: vfio-pci\n",
         "/etc/os-release": 'NAME="Simulated HGX H200"\nID=simulated\n',
     }
     for logical, text in texts.items():

@@ -78,12 +78,21 @@ class World:
         match action:
             case "tell_fabric_manager":
                 return tell_fabric_manager(self.root, *arguments)
+            case "switch_error":
+                return self._switch_error(*arguments)
             case "truncate_log":
                 os.truncate(self.root.path(f"{PREFIX}/fabricmanager.log"), 0)
             case _:
                 method: Callable[..., None] = getattr(self.kernel, action)
                 method(*arguments)
         return True
+
+    def _switch_error(self, severity: str, sxid: int, switch: str, port: int) -> bool:
+        """One SXid: the kernel prints it, and Fabric Manager reports it."""
+        is_told = tell_fabric_manager(self.root, f"sxid {severity} {sxid} {switch} {port}")
+        if is_told:
+            self.kernel.print_switch_error(severity, sxid, switch, port)
+        return is_told
 
 
 def tell_fabric_manager(root: HostRoot, command: str) -> bool:
