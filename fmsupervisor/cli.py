@@ -63,6 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_root(wait)
     wait.add_argument("--timeout", type=_seconds, default=None, metavar="S", help="give up after S seconds (exit 1)")
 
+    explain = _command(commands, "explain", explain_question, "say what a code, an SXid or a log line means, offline")
+    explain.add_argument("question", nargs="+", metavar="CODE|SXID|LINE", help="FMS-601, 20034, or a line in quotes")
+    explain.add_argument("--json", action="store_true", help="print a document")
+
+    check = _command(commands, "check", check_host, "look at the whole chain, read-only: 0 ok, 1 failed, 2 warnings")
+    _add_config(check)
+    _add_root(check)
+    check.add_argument("--json", action="store_true", help="print a document")
+    check.add_argument("--guest", action="store_true", help="look at a guest whose host owns the fabric")
+    check.add_argument("--condition", metavar="CODE", help="one line on one condition: 0 ok, 1 problem, 2 unknown")
+
     simulate = _command(commands, "simulate", simulate_host, "run the daemon on a simulated HGX H200 host")
     simulate.add_argument("--scenario", default="healthy", metavar="NAME", help="what happens (default: healthy)")
     simulate.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="let time pass X times as fast")
@@ -111,6 +122,9 @@ def _load(options: argparse.Namespace, default: str = DEFAULT_CONFIG) -> "Loaded
 
 def run_daemon(options: argparse.Namespace) -> int:
     """``fmsupervisor run``."""
+    from fmsupervisor import signals
+
+    signals.hold()
     import asyncio
 
     from fmsupervisor.clock import Clock
@@ -172,11 +186,37 @@ def _status_reader(options: argparse.Namespace) -> "StatusReader":
     return StatusReader(_load(options, root.path(DEFAULT_CONFIG)).settings, root)
 
 
+def explain_question(options: argparse.Namespace) -> int:
+    """``fmsupervisor explain``."""
+    from fmsupervisor import explain
+
+    return explain.run(" ".join(options.question), as_json=options.json)
+
+
+def check_host(options: argparse.Namespace) -> int:
+    """``fmsupervisor check``."""
+    from fmsupervisor.checks.command import check
+    from fmsupervisor.host.linux_kernel import LinuxKernel
+    from fmsupervisor.host.root import HostRoot
+
+    root = HostRoot(options.root)
+    kernel: Any = LinuxKernel(root)
+    if root.directory != "/" and root.is_directory("/.simulator"):
+        from fmsupervisor.simulator.kernel import SimulatedKernel
+
+        kernel = SimulatedKernel(root)  # whose device nodes are files
+    return check(
+        root, kernel, options.config, condition=options.condition, guest=options.guest, as_json=options.json
+    )
+
+
 def simulate_host(options: argparse.Namespace) -> int:
     """``fmsupervisor simulate``."""
+    from fmsupervisor import signals
     from fmsupervisor.simulator.command import list_scenarios, simulate
 
     if options.list:
         print(list_scenarios(), end="")
         return 0
+    signals.hold()
     return simulate(options.scenario, options.speed, options.directory, options.metrics, once=options.once)

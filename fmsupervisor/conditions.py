@@ -88,11 +88,34 @@ class Code(StrEnum):
     REGISTRATIONS_LOST = "FMS-608"
     SUCCESS_LINE_UNSEEN = "FMS-609"
     GPU_RESET_NEEDED = "FMS-610"
+    SXID_FATAL_EARLIER = "FMS-611"
+    INTERRUPT_STORM = "FMS-612"
+    VERSION_CONFLICT = "FMS-613"
+    GPU_LOST = "FMS-614"
+    GPU_NVLINK_ERROR = "FMS-615"
+    KERNEL_LOG_UNREADABLE = "FMS-616"
+    KERNEL_LOG_OVERRUN = "FMS-617"
+    SWITCH_OVERHEATED = "FMS-618"
     METRICS_UNAVAILABLE = "FMS-701"
     SETTINGS_INVALID = "FMS-702"
     RESTART_NEEDED = "FMS-703"
     WEB_CONFIG_INVALID = "FMS-704"
     STATUS_UNWRITABLE = "FMS-705"
+    BOARD_UNKNOWN = "FMS-801"
+    IOMMU_GROUP = "FMS-802"
+    MODULE_UNSUPPORTED = "FMS-803"
+    FIRMWARE_MISSING = "FMS-804"
+    ISOLATION_NOT_PROMISED = "FMS-805"
+    DISK_SPACE = "FMS-806"
+    CLOCK_WRONG = "FMS-807"
+    VENDOR_UNIT_ENABLED = "FMS-808"
+    DAEMONIZE_MISMATCH = "FMS-809"
+    PACKAGE_HOOK = "FMS-810"
+    GPU_NOT_PINNED = "FMS-811"
+    GUEST_UNCERTAIN = "FMS-812"
+    MANAGER_IN_GUEST = "FMS-813"
+    GUEST_NOT_REGISTERED = "FMS-814"
+    GUEST_REGISTRATION_FAILED = "FMS-815"
 
 
 @dataclass(frozen=True, slots=True)
@@ -721,6 +744,78 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 "d595a973a882525cb7bfabed3f44197d",
             ),
             Condition(
+                Code.SXID_FATAL_EARLIER,
+                Severity.WARNING,
+                False,
+                "A fatal NVSwitch error happened before the supervisor began",
+                "The kernel log holds a fatal SXid of this switch from before, and the switch has not been reset since: links may be down and their interrupts masked.",
+                "If guests have NVLink trouble, reset all GPUs and switches or reboot the host; otherwise it goes away with the next reset of the switch.",
+                "1ea9b70114c044b78dd958e6e5e1c3f8",
+            ),
+            Condition(
+                Code.INTERRUPT_STORM,
+                Severity.CRITICAL,
+                False,
+                "The driver has switched off an NVSwitch's interrupts",
+                "The switch raised so many interrupts that the driver disabled them: its errors are no longer reported.",
+                "Stop the guests and reset all GPUs and switches, or reboot the host; if it comes back, have the board checked.",
+                "e1eb2b40d9ef4b3e8d45318ad0a28093",
+            ),
+            Condition(
+                Code.VERSION_CONFLICT,
+                Severity.WARNING,
+                False,
+                "A program of another version talks to the NVSwitch driver",
+                "The driver refused a program (a Fabric Manager, NSCQ, DCGM) whose version differs from its own.",
+                "Find the program (a container with its own libraries, or an old package) and give it the driver's version.",
+                "56dd39cf8cac456f8bc4b799592fd65e",
+            ),
+            Condition(
+                Code.GPU_LOST,
+                Severity.CRITICAL,
+                False,
+                "A GPU has fallen off the bus",
+                "The driver reported Xid 79: the GPU no longer answers on PCI. All switches then report its links as failed (SXid 20034).",
+                "Power-cycle the host; if it comes back, have the GPU checked.",
+                "a1076644bb034ac389cd00c98dd69138",
+            ),
+            Condition(
+                Code.GPU_NVLINK_ERROR,
+                Severity.WARNING,
+                False,
+                "A GPU reported an NVLink error",
+                "The driver reported an Xid that is about NVLink or the fabric for a GPU of this host.",
+                "Stop the GPU's users and reset it; if it comes back, look at the SXids of the switches and have the link checked.",
+                "4cccf11aa8d448b8800960c6d1adfd9f",
+            ),
+            Condition(
+                Code.KERNEL_LOG_UNREADABLE,
+                Severity.WARNING,
+                False,
+                "The kernel log cannot be read",
+                "Without /dev/kmsg, errors of the switches are known only from Fabric Manager's log, and not at all while it is down.",
+                "Give the service CAP_SYSLOG and /dev/kmsg (no ProtectKernelLogs=, no PrivateDevices=).",
+                "41442f2bac2644ee888117430e685e5b",
+            ),
+            Condition(
+                Code.KERNEL_LOG_OVERRUN,
+                Severity.INFO,
+                False,
+                "Kernel messages were lost",
+                "The kernel wrote faster than its log could be read, so errors of switches may have been missed. It holds for an hour.",
+                "Look for what floods the kernel log (dmesg), or boot with a larger log_buf_len=.",
+                "ad08232c469142c0863da80ea3201eb4",
+            ),
+            Condition(
+                Code.SWITCH_OVERHEATED,
+                Severity.CRITICAL,
+                False,
+                "An NVSwitch is too hot",
+                "The switch reported that its temperature is above the warning threshold (SXid 10004) or that it shuts down for that (10006).",
+                "Check the fans and the air of the host now; it ends by itself when the switch reports a lower temperature.",
+                "ecdff7981d4f43888a97b1f8eb8cd6ba",
+            ),
+            Condition(
                 Code.METRICS_UNAVAILABLE,
                 Severity.WARNING,
                 False,
@@ -764,6 +859,141 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 "fmsupervisor status and wait will not work.",
                 "Make service.state_directory writable.",
                 "4f65c207d31a57588d42d5e9cf034700",
+            ),
+            Condition(
+                Code.BOARD_UNKNOWN,
+                Severity.WARNING,
+                False,
+                "The board is not known or not complete",
+                "The device ids or the number of GPUs on the PCI bus fit no board in the tables of this program.",
+                "Compare with lspci -d 10de: and the board's documentation; set switches.expected when the board is new.",
+                "5e237939a24d45aba189835b859ab98a",
+            ),
+            Condition(
+                Code.IOMMU_GROUP,
+                Severity.WARNING,
+                False,
+                "A GPU cannot be given to a guest by itself",
+                "The GPU has no IOMMU group, or shares it with another device, so vfio gives away all of the group or nothing.",
+                "Switch the IOMMU (VT-d, AMD-Vi) and ACS on in the firmware, and intel_iommu=on on the kernel command line of Intel hosts.",
+                "c7ac4ad0d023494a97c84407f141d785",
+            ),
+            Condition(
+                Code.MODULE_UNSUPPORTED,
+                Severity.WARNING,
+                False,
+                "SUSE's modprobe refuses the module",
+                "The module has no supported= tag, and SUSE's modprobe loads only supported modules unless told otherwise.",
+                "Use the driver package of the distribution, or set allow_unsupported_modules 1 in /etc/modprobe.d for what loads it with modprobe.",
+                "c3d130d5154a45c4988095c579eca503",
+            ),
+            Condition(
+                Code.FIRMWARE_MISSING,
+                Severity.WARNING,
+                False,
+                "The GSP firmware of the driver's version is missing",
+                "The driver asks for it when it initialises a GPU; without it that GPU does not come up on the host.",
+                "Extract the firmware of exactly the driver's version, and set firmware_class.path to its directory or put it below /lib/firmware.",
+                "71aaf2d8e4c64167bc3b82ef7a27f0b7",
+            ),
+            Condition(
+                Code.ISOLATION_NOT_PROMISED,
+                Severity.WARNING,
+                False,
+                "The fabric mode does not fit the use of the GPUs",
+                "In fabric mode 0 all GPUs are one NVLink domain: isolation between guests that hold GPUs of it is not promised.",
+                "Give the GPUs to guests of one owner, or use FABRIC_MODE=1 (shared NVSwitch) with partitions.",
+                "a4bccf4d95cb4c0c82d7e522cd8de43b",
+            ),
+            Condition(
+                Code.DISK_SPACE,
+                Severity.WARNING,
+                False,
+                "The disk of Fabric Manager's log is too small",
+                "Fabric Manager's log may grow to LOG_FILE_MAX_SIZE times the number of files that are kept.",
+                "Free some space, lower LOG_FILE_MAX_SIZE in fabric_manager.options, or set fabric_manager.log_file to another disk.",
+                "8a003928b1b24d2d9ea0f1a64a854cda",
+            ),
+            Condition(
+                Code.CLOCK_WRONG,
+                Severity.WARNING,
+                False,
+                "The clock is wrong or not synchronised",
+                "Times in the logs of host and guests cannot be compared, and certificates may count as invalid.",
+                "Start the time service (chronyd, systemd-timesyncd) and check its servers.",
+                "127014fefd734f61865526b2919bf0c6",
+            ),
+            Condition(
+                Code.VENDOR_UNIT_ENABLED,
+                Severity.WARNING,
+                False,
+                "The vendor's unit is enabled",
+                "nvidia-fabricmanager.service starts a second Fabric Manager at the next boot or package upgrade.",
+                "Run systemctl disable nvidia-fabricmanager and systemctl mask nvidia-fabricmanager; stop a running one only in a maintenance window.",
+                "1d10b4709493490b9eb70691dce15f0a",
+            ),
+            Condition(
+                Code.DAEMONIZE_MISMATCH,
+                Severity.WARNING,
+                False,
+                "DAEMONIZE does not fit the type of the unit",
+                "A unit of Type=simple or notify loses a Fabric Manager that goes to the background, and one of Type=forking waits for ever for one that does not.",
+                "Mask the vendor's unit, or set DAEMONIZE=1 with Type=forking and DAEMONIZE=0 with Type=simple.",
+                "fdf9772eb9c1444aa3ee4c9e4c2052bf",
+            ),
+            Condition(
+                Code.PACKAGE_HOOK,
+                Severity.WARNING,
+                False,
+                "A package tool may restart or replace Fabric Manager",
+                "A restart of Fabric Manager by needrestart or an unattended upgrade breaks NVLS in running guests.",
+                "Set $nrconf{override_rc}{qr(^fmsupervisor)} = 0 in /etc/needrestart/conf.d, and put nvidia into Unattended-Upgrade::Package-Blacklist.",
+                "d1601b353e344b299aaa444db900d4d8",
+            ),
+            Condition(
+                Code.GPU_NOT_PINNED,
+                Severity.WARNING,
+                False,
+                "A GPU is not pinned to vfio-pci",
+                "At boot the nvidia driver may take the GPU before vfio-pci has it, and no guest can have it then.",
+                "In /etc/modprobe.d/: options vfio-pci ids=<GPU ids, never the NVSwitch's> and softdep nvidia pre: vfio-pci; then renew the initrd.",
+                "1287778a1dbc4ca2901589a65a3a72d5",
+            ),
+            Condition(
+                Code.GUEST_UNCERTAIN,
+                Severity.WARNING,
+                False,
+                "It is not certain that this is a guest of a host's fabric",
+                "No sign of a virtual machine was found, or its GPUs are not bound to the nvidia driver.",
+                "Run check without --guest on hosts; in a guest install and load the driver first.",
+                "537026312aef436389140f4f9e36a8f9",
+            ),
+            Condition(
+                Code.MANAGER_IN_GUEST,
+                Severity.CRITICAL,
+                False,
+                "Fabric Manager is set up in a guest",
+                "The switches belong to the host, so Fabric Manager in the guest finds nothing to do and fails.",
+                "Remove or mask Fabric Manager and fmsupervisor in the guest; they belong on the host.",
+                "b13f26ee9ee5471aab68aa4412c41eac",
+            ),
+            Condition(
+                Code.GUEST_NOT_REGISTERED,
+                Severity.CRITICAL,
+                False,
+                "GPUs of this guest have not registered with Fabric Manager",
+                "The GPU asked for the fabric when its driver started, and the host's Fabric Manager has not answered. CUDA fails with error 802.",
+                "On the host: fmsupervisor status must say configured. Then power-cycle this guest: a GPU asks only once, and a reboot inside may not be enough.",
+                "aa9ca64b37ae4f12a444ec2f814e16df",
+            ),
+            Condition(
+                Code.GUEST_REGISTRATION_FAILED,
+                Severity.CRITICAL,
+                False,
+                "Fabric Manager refused GPUs of this guest",
+                "The registration is completed with an error, so these GPUs have no NVLink to the others.",
+                "On the host: look for SXids and in-band errors of these GPUs in Fabric Manager's log; then reset the GPUs or power-cycle the guest.",
+                "66a8814727c74b6ca358691c69784844",
             ),
         )
     }

@@ -246,11 +246,11 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class SwitchErrorKey:
-    """One SXid stream of one switch in Fabric Manager's log."""
+    """One SXid stream of one switch in Fabric Manager's log or the kernel's."""
 
     pci_bus_id: str
     sxid: int
-    severity: str  # "fatal" or "non-fatal"
+    severity: str  # "fatal" or "non-fatal"; the kernel log also has "correctable" and "untagged"
     port: int | None
 
 
@@ -267,6 +267,56 @@ class LogBatch:
     relay_suppressed: int = 0  # lines that would have been relayed beyond the bound
     file_size_bytes: int | None = None  # of the log file, when source is "file"
     problem: str = ""  # why the file cannot be followed at present; "" when it can
+
+
+# --- the kernel's log
+
+
+class KernelKind(StrEnum):
+    """What a line of the kernel log is about. Only lines of NVIDIA's drivers and of the module loader have a kind."""
+
+    SWITCH_ERROR = "switch-error"  # an SXid: the line that counts
+    SWITCH_ERROR_DETAIL = "switch-error-detail"  # its further lines (Severity, Data): they are not counted
+    GPU_ERROR = "gpu-error"  # an Xid
+    SWITCH_PROBING = "switch-probing"
+    SWITCH_READY = "switch-ready"  # "using MSI": the probe is about to succeed, and the minor is known
+    SWITCH_REMOVING = "switch-removing"
+    SWITCH_BLACKLISTED = "switch-blacklisted"
+    SWITCH_OPENED = "switch-opened"
+    SWITCH_RELEASED = "switch-released"
+    INTERRUPT_STORM = "interrupt-storm"
+    STALE_DESCRIPTOR = "stale-descriptor"
+    SWITCH_UNREADABLE = "switch-unreadable"  # "Failed to read fabric state"
+    VERSION_MISMATCH = "version-mismatch"
+    MODULE_LOADED = "module-loaded"
+    GPU_OWNED = "gpu-owned"  # another driver has the GPU
+    LOAD_FAILED = "load-failed"
+    LOCKDOWN = "lockdown"
+    SIGNATURE = "signature"
+    MODULE_REFUSED = "module-refused"  # vermagic, symbols, blacklist
+    OTHER_SWITCH_LINE = "other-switch-line"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """A line of the kernel log that has a kind, with the fields that its kind defines (host.kernel_grammar)."""
+
+    kind: KernelKind
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    sequence: int = 0  # of /dev/kmsg
+    seconds: float = 0.0  # since boot, on printk's clock
+    is_old: bool = False  # it was there before the supervisor began to read
+    details: tuple[str, ...] = ()  # further lines that belong to it
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBatch:
+    """Everything new in the kernel log since the last batch."""
+
+    records: tuple[KernelRecord, ...] = ()  # in the order of the log, bounded by what is read at once
+    lost: int = 0  # records that were overwritten before they could be read
+    problem: str = ""  # why the log cannot be read; "" when it can
 
 
 # --- processes

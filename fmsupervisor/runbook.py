@@ -1,6 +1,6 @@
 """docs/runbook.md, made from the registry of conditions. Not for the daemon."""
 
-from fmsupervisor.conditions import REGISTRY, Condition
+from fmsupervisor.conditions import REGISTRY, Code, Condition
 
 _INTRODUCTION = """# Runbook
 
@@ -10,6 +10,31 @@ Every condition that fmsupervisor can report, by code. `fmsupervisor status` sho
 `journalctl FMSUPERVISOR_CONDITION=FMS-301` finds the history of one. One that blocks the start keeps Fabric Manager
 from being started while it holds.
 """
+
+
+_RETRIED = frozenset(
+    {
+        Code.MODULE_LOAD_BUSY,
+        Code.RUN_DIRECTORY_DENIED,
+        Code.FABRIC_MANAGER_DIED,
+        Code.CRASH_LOOP,
+        Code.START_TIMEOUT,
+        Code.SPAWN_FAILED,
+        Code.ADDRESS_IN_USE,
+    }
+)
+
+
+def meanwhile(condition: Condition) -> str:
+    """What the supervisor does while the condition holds."""
+    if condition.code in _RETRIED:
+        return "fmsupervisor tries again, after pauses that grow."
+    if condition.blocks_start:
+        return (
+            "fmsupervisor does not start Fabric Manager while this holds, leaves one that runs alone, and goes on by "
+            "itself when the cause is gone."
+        )
+    return "fmsupervisor reports it until it is over."
 
 
 def render_runbook() -> str:
@@ -24,5 +49,6 @@ def _section(condition: Condition) -> str:
         f"**{condition.title}** ({condition.severity}, {blocks})\n\n"
         f"{condition.cause}\n\n"
         f"What to do: {condition.remedy}\n\n"
+        f"Meanwhile: {meanwhile(condition)}\n\n"
         f"MESSAGE_ID={condition.message_id}\n"
     )

@@ -28,11 +28,14 @@ from fmsupervisor.host import device_nodes, load_failure, snapshot
 from fmsupervisor.host.file_watch import FileWatch
 from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
 from fmsupervisor.host.root import HostRoot
+from fmsupervisor.kernel_watch import KernelWatch
 from fmsupervisor.report.reporter import Reporter
 from fmsupervisor.settings import Settings
+from fmsupervisor.signals import LISTENED_TO
 
 _MAX_ACTIONS_PER_EVENT = 100  # a correct plan needs a dozen; more is a fault of the plan, not of the host
 _UEVENT_PAUSE_SECONDS = 0.05  # bursts of uevents are read together
+_THREAD_RETRY_SECONDS = 1.0
 _WATCHDOG_MARGIN_SECONDS = 0.001
 
 
@@ -62,6 +65,7 @@ class Supervisor:
         self._uevent_timer: asyncio.TimerHandle | None = None
         self._watch: FileWatch | None = None
         self._watched: frozenset[str] = frozenset()
+        self._kernel_watch: KernelWatch | None = None
 
     async def run(self) -> None:
         """Supervise until asked to stop by SIGTERM or SIGINT, and until Fabric Manager has ended."""
@@ -73,6 +77,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.feed, events.StopRequested())
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, LISTENED_TO)
         self._loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
         self._begin_observing()
         self._reporter.begin(self.feed)
@@ -81,6 +86,7 @@ class Supervisor:
             self.feed(events.TimePassed())
             await self._ended
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # held again, if they were before
             self._end_observing()
             self._manager.close()
             self._reporter.end()
@@ -176,13 +182,16 @@ class Supervisor:
         host, settings = self.state.host, self.state.settings.device_nodes
         if host is None:
             return ()
-        uid, gid = device_nodes.resolve_owner(settings.owner, settings.group)
+        try:
+            uid, gid = device_nodes.resolve_owner(settings.owner, settings.group)
+        except ConfigError as error:  # the user or group was there when the settings were read
+            wanted = device_nodes.wanted_nodes(host, self.state.driver_view, settings, 0, 0)
+            return tuple(NodeResult(node, "failed", str(error)) for node in wanted)
         wanted = device_nodes.wanted_nodes(host, self.state.driver_view, settings, uid, gid)
         return device_nodes.ensure_nodes(self._kernel, wanted)
 
     def _look_for_foreign(self) -> None:
-        config = self.state.settings.fabric_manager.config
-        port, path = config_file.command_endpoint(self._root.read_text(config) or "")
+        port, path = self._command_endpoint()
         problem = Problem(Code.HARDWARE_UNOBSERVABLE, "/proc cannot be searched for another Fabric Manager", "/proc")
         try:
             found = foreign.find_foreign(self._root, self._manager.pids, port, path)
@@ -192,6 +201,14 @@ class Supervisor:
         else:
             self.feed(events.ServiceProblem(problem, is_active=False))
         self.feed(events.ForeignLookedFor(found))
+
+    def _command_endpoint(self) -> tuple[int | None, str]:
+        """Where ours will listen. An unreadable configuration, which is a condition of its own, names nothing."""
+        try:
+            text = self._root.read_text(self.state.settings.fabric_manager.config)
+        except CannotObserve:
+            text = None
+        return config_file.command_endpoint(text or "")
 
     def _inspect(self) -> events.Event:
         """In a thread: the tree may be large, and a program is asked for its version."""
@@ -241,7 +258,10 @@ class Supervisor:
             except RuntimeError:
                 pass  # the loop was closed meanwhile
 
-        threading.Thread(target=run, daemon=True).start()
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError:  # no thread can be started now (TasksMax=, memory)
+            self._loop.call_later(_THREAD_RETRY_SECONDS, self._in_thread, work)
 
     def _begin_observing(self) -> None:
         try:
@@ -254,6 +274,8 @@ class Supervisor:
             self._loop.add_reader(self._watch.fileno(), self._files_changed)
         except CannotObserve as error:
             self._stop_watching(error)
+        self._kernel_watch = KernelWatch(self._kernel, self._loop, self.feed)
+        self._kernel_watch.begin()
 
     def _stop_watching(self, error: CannotObserve) -> None:
         """Without inotify the files are compared on the timer."""
@@ -268,6 +290,8 @@ class Supervisor:
         self._loop.call_soon(self.feed, events.ServiceProblem(problem, is_active=True))
 
     def _end_observing(self) -> None:
+        if self._kernel_watch is not None:
+            self._kernel_watch.close()
         for timer in (self._timer, self._uevent_timer):
             if timer is not None:
                 timer.cancel()

@@ -51,6 +51,7 @@ def problems(state: State) -> tuple[Problem, ...]:
             *(latched.problem for latched in state.latched.values()),
             *_registrations(state),
             *_log(state),
+            *_kernel_log(state),
             *_settings(state),
             *state.service_problems.values(),
         ]
@@ -222,6 +223,15 @@ def _log(state: State) -> Iterator[Problem]:
         return
     if state.log_size_bytes >= config.log_limit_bytes:
         yield Problem(Code.LOG_FULL, f"{config.log_file} has {state.log_size_bytes} bytes")
+
+
+def _kernel_log(state: State) -> Iterator[Problem]:
+    if state.kernel_log_problem:
+        yield Problem(Code.KERNEL_LOG_UNREADABLE, state.kernel_log_problem)
+    for told in state.kernel_problems.values():
+        # The driver's own word on a blacklisting, when it can be had, is the better one.
+        if told.problem.code != Code.SWITCH_BLACKLISTED or state.driver_view is None:
+            yield told.problem
 
 
 def _settings(state: State) -> Iterator[Problem]:

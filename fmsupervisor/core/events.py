@@ -9,6 +9,7 @@ from fmsupervisor.facts import (
     ForeignFabricManager,
     Host,
     Installation,
+    KernelBatch,
     LogBatch,
     NodeResult,
     Problem,
@@ -123,6 +124,13 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLogRead:
+    """New lines of the kernel log, or why it cannot be read."""
+
+    batch: KernelBatch
+
+
+@dataclass(frozen=True, slots=True)
 class SettingsReloaded:
     """SIGHUP: the settings file was read again and is valid; ``problem`` says why it is not, and nothing changes."""
 
@@ -171,6 +179,7 @@ Event = (
     | FabricManagerExited
     | OrphansEnded
     | LogRead
+    | KernelLogRead
     | SettingsReloaded
     | ServiceProblem
     | StopRequested

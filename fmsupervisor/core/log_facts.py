@@ -1,15 +1,14 @@
 """Fold what Fabric Manager wrote into the state: progress, registrations, failures, errors, counters."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from fmsupervisor.conditions import Code
 from fmsupervisor.core.restart import FAILURE_KINDS
-from fmsupervisor.core.state import Counters, Latched, Run, State
-from fmsupervisor.facts import LogBatch, LogKind, LogRecord, Problem, SwitchErrorKey
+from fmsupervisor.core.state import Counters, Run, State
+from fmsupervisor.core.switch_errors import count_reports, latch
+from fmsupervisor.facts import LogBatch, LogKind, LogRecord, Problem
 
-_MAX_SWITCH_ERROR_SERIES = 4096  # distinct (switch, number, severity, port); more are counted together
 _MAX_LEVELS = 16
 _MAX_GPUS = 256
 _MAX_FAILURES = 32
@@ -17,47 +16,27 @@ _MAX_FAILURES = 32
 
 def read_log(state: State, batch: LogBatch) -> State:
     """The state after a batch of lines of one source."""
-    state = replace(state, counters=_count(state.counters, state, batch))
+    state = replace(state, counters=_count(state.counters, batch))
     if batch.source == "file":
         size = batch.file_size_bytes if batch.file_size_bytes is not None else state.log_size_bytes
         state = replace(state, log_problem=batch.problem, log_size_bytes=size)
     for record in batch.records:
         state = _read_record(state, record)
-    for key, count in batch.switch_errors.items():
-        if key.severity == "fatal":
-            state = _latch_fatal(state, key, count)
-    return state
+    return count_reports(state, batch.switch_errors)
 
 
-def _count(counters: Counters, state: State, batch: LogBatch) -> Counters:
+def _count(counters: Counters, batch: LogBatch) -> Counters:
     levels = dict(counters.log_lines)
     for level, count in batch.lines_by_level.items():
         name = level if level in levels or len(levels) < _MAX_LEVELS else "OTHER"
         levels[name] = levels.get(name, 0) + count
-    errors: Mapping[SwitchErrorKey, int] = counters.switch_errors
-    if batch.switch_errors:
-        summed = dict(errors)
-        for key, count in batch.switch_errors.items():
-            bounded = _bounded(key, state, summed)
-            summed[bounded] = summed.get(bounded, 0) + count
-        errors = MappingProxyType(summed)
     stale = sum(1 for record in batch.records if record.kind is LogKind.STALE_HANDLE)
     return replace(
         counters,
         log_lines=MappingProxyType(levels),
         log_unrecognised=counters.log_unrecognised + batch.unrecognised,
-        switch_errors=errors,
         stale_handles=counters.stale_handles + stale,
     )
-
-
-def _bounded(key: SwitchErrorKey, state: State, known: Mapping[SwitchErrorKey, int]) -> SwitchErrorKey:
-    """The key itself, or a catch-all: a hostile log must not make the state grow."""
-    if key.pci_bus_id not in state.seen_switches:
-        key = replace(key, pci_bus_id="other")
-    if key in known or len(known) < _MAX_SWITCH_ERROR_SERIES:
-        return key
-    return replace(key, sxid=0, port=None)
 
 
 def bounded_gpus(uuids: frozenset[str]) -> frozenset[str]:
@@ -81,9 +60,9 @@ def _read_record(state: State, record: LogRecord) -> State:
             return _gpu_seen(state, run, record)
         case LogKind.STALE_HANDLE:
             problem = Problem(Code.STALE_HANDLES, record.text)
-            return _latched(state, run, problem)
+            return latch(state, problem)
         case LogKind.GPU_RESET_NEEDED:
-            return _latched(state, run, Problem(Code.GPU_RESET_NEEDED, record.text))
+            return latch(state, Problem(Code.GPU_RESET_NEEDED, record.text))
         case kind if kind in FAILURE_KINDS and len(run.failures) < _MAX_FAILURES:
             return replace(state, run=replace(run, failures=(*run.failures, record)))
         case _:
@@ -112,22 +91,3 @@ def _gpu_seen(state: State, run: Run, record: LogRecord) -> State:
         run=replace(run, is_log_seen=True, registered=registered),
         lost_registrations=state.lost_registrations - {uuid},
     )
-
-
-def _latch_fatal(state: State, key: SwitchErrorKey, count: int) -> State:
-    run = state.run
-    if run is None:
-        return state
-    port = f" port {key.port}" if key.port is not None else ""
-    times = f" ({count} times)" if count > 1 else ""
-    subject = key.pci_bus_id if key.pci_bus_id in state.seen_switches else "other"
-    problem = Problem(Code.SXID_FATAL, f"SXid {key.sxid} on {key.pci_bus_id}{port}{times}", subject)
-    return _latched(state, run, problem)
-
-
-def _latched(state: State, run: Run, problem: Problem) -> State:
-    key = (problem.code, problem.subject)
-    known = state.latched.get(key)
-    if known is not None and known.session == run.session:
-        return state
-    return replace(state, latched=MappingProxyType({**state.latched, key: Latched(problem, run.session)}))

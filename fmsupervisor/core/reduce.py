@@ -12,6 +12,7 @@ from typing import assert_never
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import actions, events, restart, switches
 from fmsupervisor.core.host_facts import with_unread_parts
+from fmsupervisor.core.kernel_facts import read_kernel, release_kernel_problems
 from fmsupervisor.core.log_facts import bounded_gpus, read_log
 from fmsupervisor.core.state import (
     LOAD_CURES,
@@ -33,13 +34,16 @@ from fmsupervisor.facts import DriverState, Host, Moment, Problem, Unknown
 _RETRIED_LOAD_FAILURES = frozenset({Code.MODULE_LOAD_BUSY})
 _LOAD_RETRY_SECONDS = 5.0
 _LONGEST_LOAD_RETRY_SECONDS = 60.0
-_LATCHED_FOR_GOOD = frozenset({Code.SXID_FATAL, Code.STALE_HANDLES, Code.GPU_RESET_NEEDED})
+_LATCHED_FOR_GOOD = frozenset(
+    {Code.SXID_FATAL, Code.STALE_HANDLES, Code.GPU_RESET_NEEDED, Code.GPU_LOST, Code.GPU_NVLINK_ERROR}
+)
 
 
 def reduce(state: State, event: events.Event, now: Moment) -> State:
     """The state after ``event`` at ``now``."""
     state = _apply(replace(state, now=now), event)
     state = _release_blocks(state)
+    state = release_kernel_problems(state)
     state = _note_switch_wait(state)
     return _note_configured(state)
 
@@ -82,6 +86,8 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
             return replace(state, has_orphans=False)
         case events.LogRead(batch=batch):
             return read_log(state, batch)
+        case events.KernelLogRead(batch=batch):
+            return read_kernel(state, batch)
         case events.SettingsReloaded():
             return _settings_reloaded(state, event)
         case events.ServiceProblem(problem=problem, is_active=is_active):

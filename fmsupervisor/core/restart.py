@@ -69,7 +69,7 @@ def classify(state: State, run: Run, status: ExitStatus, last_lines: tuple[str, 
             reason = _with_last_line(f"{status}", last_lines)
             problem = Problem(Code.LOADER_ERROR, reason)
             return Verdict(ExitClass.TERMINAL, reason, problem, (Aspect.INSTALLATION, Aspect.SETTINGS))
-    if orphans:
+    if orphans and status.code == 0:  # one that crashed did not mean to leave its children behind
         reason = f"it left {orphans} process(es) behind and ended with {status}"
         problem = Problem(Code.FORKED_AWAY, reason)
         return Verdict(ExitClass.TERMINAL, reason, problem, (Aspect.INSTALLATION, Aspect.SETTINGS))

@@ -118,6 +118,25 @@ class Latched:
     session: str
 
 
+ErrorStream = tuple[str, int, int | None]  # bus id, SXid, port
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The kernel's events of one stream less Fabric Manager's reports of it (core.switch_errors)."""
+
+    ahead: int
+    at: float  # the last of either, monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class KernelProblem:
+    """A problem that the kernel log told, until ``until`` (monotonic) or until the switch is reset."""
+
+    problem: Problem
+    until: float
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Totals since the daemon began."""
@@ -127,6 +146,8 @@ class Counters:
     log_lines: Mapping[str, int] = field(default_factory=_nothing)  # by level
     log_unrecognised: int = 0
     switch_errors: Mapping[SwitchErrorKey, int] = field(default_factory=_nothing)
+    switch_errors_before_start: Mapping[SwitchErrorKey, int] = field(default_factory=_nothing)  # in the kernel log
+    kernel_lost: int = 0  # records of the kernel log that were overwritten before they could be read
     stale_handles: int = 0
 
 
@@ -186,6 +207,13 @@ class State:
     module_ids: Mapping[str, int] = field(
         default_factory=lambda: MappingProxyType({})
     )  # GPU bus id -> 1-based module id
+
+    is_kernel_log_read: bool = False  # at least once
+    kernel_log_problem: str = ""
+    kernel_problems: Mapping[tuple[str, str], KernelProblem] = field(default_factory=_nothing)  # by code, subject
+    kernel_minors: Mapping[str, str] = field(default_factory=_nothing)  # minor -> bus id, as the kernel log told it
+    kernel_probing: str = ""  # the switch that the driver has begun to probe
+    error_balances: Mapping[ErrorStream, Balance] = field(default_factory=_nothing)
 
     log_problem: str = ""
     log_size_bytes: int | None = None

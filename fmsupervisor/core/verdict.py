@@ -68,6 +68,9 @@ DEGRADING = frozenset(
         Code.MANAGER_ERROR,
         Code.WITNESSES_DISAGREE,
         Code.SXID_FATAL,
+        Code.INTERRUPT_STORM,
+        Code.SWITCH_OVERHEATED,
+        Code.GPU_LOST,
         Code.STALE_HANDLES,
         Code.GPU_RESET_NEEDED,
     }

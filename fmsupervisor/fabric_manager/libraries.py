@@ -73,15 +73,14 @@ class _Loader:
 
     def _program(self, path: str) -> _Object | None:
         """A starting point; None when there is nothing to follow."""
-        real = resolve(self.root, path)
         try:
+            real = resolve(self.root, path)
             program = None if real is None else self._open(real, ())
+            interpreter = None if program is None else program.dynamic.interpreter
+            is_loader_missing = interpreter is not None and resolve(self.root, interpreter) is None
         except (ElfError, CannotObserve):
             return None
-        if program is None:
-            return None
-        interpreter = program.dynamic.interpreter
-        if interpreter is not None and resolve(self.root, interpreter) is None:
+        if interpreter is not None and is_loader_missing:
             self.problems.append(
                 Problem(Code.LIBRARY_MISSING, f"{interpreter}, the dynamic loader of {path}", interpreter)
             )
@@ -99,10 +98,10 @@ class _Loader:
     def _find(self, name: str, needing: _Object) -> _Object | None:
         unusable = ""
         for candidate in self._candidates(name, needing):
-            real = resolve(self.root, candidate)
-            if real is None:
-                continue
             try:
+                real = resolve(self.root, candidate)
+                if real is None:
+                    continue
                 library = self._open(real, needing.rpath)
             except (ElfError, CannotObserve) as error:
                 unusable = unusable or f" ({candidate}: {error})"

@@ -286,6 +286,12 @@ class LogParser:
             new.records.append(record)
 
 
+def split_line(line: bytes) -> tuple[str, bytes]:
+    """Level ("" for a bare line) and message of one line by itself."""
+    found = _split(line)
+    return _level(found), found["message"]
+
+
 def _split(line: bytes) -> re.Match[bytes]:
     found = _LINE.match(line)
     if found is None:  # every part of the expression is optional

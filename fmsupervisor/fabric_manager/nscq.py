@@ -30,10 +30,18 @@ class Nscq:
 def find_nscq(root: HostRoot, library_paths: Sequence[str]) -> Nscq | None:
     """The first one in the library paths, then in the host's directories; None when there is none."""
     for path in nscq_files(root, (*library_paths, *host_directories(root))):
-        real = resolve(root, path)
-        if real is not None and root.is_file(real):
+        real = _existing_file(root, path)
+        if real is not None:
             return Nscq(real, version_of_file_name(real) or _version_by_content(root, real))
     return None
+
+
+def _existing_file(root: HostRoot, path: str) -> str | None:
+    try:
+        real = resolve(root, path)
+        return real if real is not None and root.is_file(real) else None
+    except CannotObserve:
+        return None
 
 
 def nscq_files(root: HostRoot, directories: Sequence[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import os
 import resource
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fmsupervisor.facts import ExitStatus
@@ -223,13 +223,17 @@ class Children:
         return child
 
     async def run(self, command: Command, timeout_seconds: float) -> tuple[ExitStatus | None, bytes, bytes]:
-        """Execute a program to its end: status (None = killed after the time-out), stdout and stderr (64 KiB each)."""
+        """Execute a program to its end: status (None = killed after the time-out), stdout and stderr (64 KiB each).
+
+        What it leaves behind is killed, unless another child runs whose it might be.
+        """
         collected = {"stdout": bytearray(), "stderr": bytearray()}
         done: asyncio.Future[ExitStatus] = self._loop.create_future()
 
         def collect(source: str, content: bytes) -> None:
             collected[source] += content[: max(0, _READ_BYTES - len(collected[source]))]
 
+        before = set(self.orphans())
         child = self.execute(command, collect, lambda status, _orphans: done.set_result(status))
         status: ExitStatus | None = None
         try:
@@ -240,6 +244,8 @@ class Children:
         except asyncio.CancelledError:  # the service ends
             child.kill_group()
             raise
+        if not self._known:  # what has appeared now can be nobody else's
+            self._kill(set(self.orphans()) - before)
         return status, bytes(collected["stdout"]), bytes(collected["stderr"])
 
     def orphans(self) -> tuple[int, ...]:
@@ -271,7 +277,10 @@ class Children:
 
     def kill_orphans(self) -> None:
         """SIGKILL to all orphans, now."""
-        for pid in self.orphans():
+        self._kill(self.orphans())
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             _signal(pid, signal.SIGKILL)
 
 
@@ -327,13 +336,15 @@ def _wait(pid: int) -> ExitStatus:
 
 
 def _own_children() -> Sequence[int]:
+    """All of them; none when they cannot be listed now (out of descriptors or memory): the next look finds them."""
     try:
-        found: list[int] = []
-        for thread in os.listdir("/proc/self/task"):
-            found += _children_of_thread(thread)
+        return [pid for thread in os.listdir("/proc/self/task") for pid in _children_of_thread(thread)]
     except FileNotFoundError:
         return _children_by_scan()  # a kernel without CONFIG_PROC_CHILDREN
-    return found
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return ()
+        raise
 
 
 def _children_of_thread(thread: str) -> list[int]:

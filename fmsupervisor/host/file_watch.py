@@ -3,7 +3,8 @@
 inotify watches inodes, while everybody asks about paths, which come, go and are replaced together with the directories
 they are in. So each path gets several watches:
 
-* the file itself, when it is there: written, touched, deleted; when it is a directory, the names in it;
+* the file itself, when it is there: written, touched, deleted; when it is a directory, the names in it, and that a
+  file in it was written and closed (cp(1) over an existing file; the end of one that is being extracted);
 * its nearest existing ancestor directory: names that appear and vanish, of which the next component of the path counts;
 * all directories above that: that they are moved or deleted themselves (somebody replaces /etc).
 
@@ -31,6 +32,7 @@ from fmsupervisor.host.root import HostRoot
 class _Event(IntFlag):
     MODIFY = 0x2
     ATTRIB = 0x4
+    CLOSE_WRITE = 0x8
     MOVED_FROM = 0x40
     MOVED_TO = 0x80
     CREATE = 0x100
@@ -159,7 +161,7 @@ class FileWatch:
                 return None
         if depth == len(parts):
             is_directory = self._root.is_directory(path)
-            mask = _SELF | _Event.ATTRIB | (_NAMES if is_directory else _Event.MODIFY)
+            mask = _SELF | _Event.ATTRIB | (_NAMES | _Event.CLOSE_WRITE if is_directory else _Event.MODIFY)
             if not self._add(path, mask, path, None):
                 return None
         return depth

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fmsupervisor.facts import DriverView, ModuleChoice
+from fmsupervisor.host.kernel_log import KernelLine
 
 
 class ModuleLoadFailed(Exception):
@@ -46,6 +47,19 @@ class UeventSource(Protocol):
         """Stop listening."""
 
 
+class KernelLogSource(Protocol):
+    """The kernel log behind a file descriptor."""
+
+    def fileno(self) -> int:
+        """Readable when ``read_new`` has something to return."""
+
+    def read_new(self) -> list[KernelLine]:
+        """The records since the last call, bounded; the first ones are old. Raises ``CannotObserve``."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
 class Kernel(Protocol):
     """Operations on the running kernel. All block; ``load_module`` for minutes."""
 
@@ -60,6 +74,9 @@ class Kernel(Protocol):
 
     def monitor_uevents(self) -> UeventSource:
         """Begin to listen for uevents. Raises ``CannotObserve`` when that is impossible here."""
+
+    def monitor_kernel_log(self) -> KernelLogSource:
+        """Begin to read the kernel log, from its oldest record. Raises ``CannotObserve``."""
 
     def node_status(self, path: str) -> NodeStatus | None:
         """lstat(2) of a path below /dev; None when nothing is there. Raises ``CannotObserve``."""

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import DriverView, ModuleChoice
 from fmsupervisor.host import nvswitch_ctl, procfs
-from fmsupervisor.host.kernel import NodeStatus, UeventSource
+from fmsupervisor.host.kernel import KernelLogSource, NodeStatus, UeventSource
+from fmsupervisor.host.kernel_log import KernelLog
 from fmsupervisor.host.root import HostRoot
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,6 +49,10 @@ class LinuxKernel:
         from fmsupervisor.host.uevents import UeventMonitor  # noqa: PLC0415 (loads libudev)
 
         return UeventMonitor()
+
+    def monitor_kernel_log(self) -> KernelLogSource:
+        """See ``Kernel.monitor_kernel_log``."""
+        return KernelLog(self._root)
 
     def node_status(self, path: str) -> NodeStatus | None:
         """See ``Kernel.node_status``."""

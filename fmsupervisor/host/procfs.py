@@ -24,7 +24,7 @@ KERNEL_RELEASE = "/proc/sys/kernel/osrelease"
 
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.211.01  Release Build  (user@host)  <date>"
 _VERSION = re.compile(r"Kernel Module\b.*?\s(\d{3,}\.\d+(?:\.\d+)?)\b", re.ASCII)
-_MAJOR = re.compile(r"\s*(\d+) (\S+)", re.ASCII)  # "%3d name"
+_MAJOR = re.compile(r"\s*(\d{1,4}) (\S+)", re.ASCII)  # "%3d name"; a major has 12 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fmsupervisor.errors import ActionFailed, CannotObserve
 
 _TEXT_LIMIT_BYTES = 1 << 20
 
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ENAMETOOLONG)  # nothing has a name too long
 
 
 class HostRoot:

@@ -19,7 +19,7 @@ from structlog.processors import TimeStamper, add_log_level, format_exc_info
 from structlog.typing import FilteringBoundLogger, Processor
 
 from fmsupervisor.conditions import REGISTRY, Severity
-from fmsupervisor.facts import ExitStatus, LogRecord, Problem
+from fmsupervisor.facts import ExitStatus, KernelRecord, LogRecord, Problem
 from fmsupervisor.report.journald_socket import JOURNAL_SOCKET
 from fmsupervisor.report.log_outputs import JournalOutput, StreamOutput, lost_messages
 from fmsupervisor.report.log_renderers import ConsoleRenderer, JournalRenderer, JsonRenderer
@@ -39,6 +39,8 @@ class Event(Enum):
     FM_STARTED = "bc17a0c22681480c97147ad463cda3ad"
     FM_EXITED = "df7ce268440247bc88899383b0162a1d"
     FM_LINE = "9d58f3d3df1c4db7a00d237c27fa776d"
+    KERNEL_LINE = "4b1f0c7c3e5d4a0b9d3a6a1c27e85f10"
+    KERNEL_HISTORY = "0d2f6f8c91b34c53a4d7e2b81f6c9a35"
     MODULE_LOADED = "2de0e9a0c0994a9aa51ba6219a041c8a"
     NODES_CHANGED = "11546e09e0654369b894e64cd07d5551"
     CONFIG_RENDERED = "39bfcec211ed4304801275e6eca2d439"
@@ -228,6 +230,24 @@ def log_fabric_manager_line(record: LogRecord, fm_pid: int | None, session: str 
         "nvlink_port": found.get("port"),
     }
     log_event(Event.FM_LINE, level, f"nv-fabricmanager: {record.text}", **fields)
+
+
+def log_kernel_line(record: KernelRecord, level: str) -> None:
+    """A line of the kernel log, with the further lines that belong to it."""
+    found = record.fields
+    fields = {
+        "kernel_sequence": record.sequence,
+        "kernel_seconds": record.seconds,
+        "kernel_kind": str(record.kind),
+        "pci_bus_id": found.get("pci_bus_id"),
+        "nvswitch": found.get("minor"),
+        "sxid": found.get("sxid"),
+        "sxid_severity": found.get("severity"),
+        "nvlink_port": found.get("port"),
+        "xid": found.get("xid"),
+        "details": record.details,
+    }
+    log_event(Event.KERNEL_LINE, level, f"kernel: {record.text}", **fields)
 
 
 def log_suppressed(count: int, what: str) -> None:

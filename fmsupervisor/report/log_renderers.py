@@ -41,6 +41,10 @@ JOURNAL_FIELDS: Mapping[str, str] = {
     "sxid": "SXID",
     "sxid_severity": "SXID_SEVERITY",  # fatal or non-fatal
     "nvlink_port": "NVLINK_PORT",
+    "xid": "XID",  # of a GPU
+    "kernel_sequence": "KERNEL_SEQUENCE",  # of /dev/kmsg
+    "kernel_seconds": "KERNEL_SECONDS",  # since boot, on printk's clock
+    "kernel_kind": "KERNEL_KIND",
 }
 
 _PRIORITIES = {"debug": "7", "info": "6", "warning": "4", "error": "3", "critical": "2"}

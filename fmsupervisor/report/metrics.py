@@ -18,9 +18,9 @@ from prometheus_client.core import Metric as Family
 from fmsupervisor import __version__, sxid
 from fmsupervisor.conditions import REGISTRY
 from fmsupervisor.core import switches
-from fmsupervisor.core.state import ExitClass
+from fmsupervisor.core.state import ExitClass, State
 from fmsupervisor.core.verdict import FabricState
-from fmsupervisor.facts import DriverState, LoadedModule
+from fmsupervisor.facts import DriverState, LoadedModule, SwitchErrorKey
 from fmsupervisor.report.metrics_table import METRICS, Kind, Metric
 from fmsupervisor.report.snapshot import JOURNAL_DROPPED, Snapshot
 
@@ -203,20 +203,34 @@ def _driver(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _sxids(snapshot: Snapshot) -> Iterator[Sample]:
-    """Summed over ports. At most (switches seen + 1) x (numbers in the catalogue + 1) x 2 series."""
+    """Summed over ports. At most (switches seen + 1) x (numbers that the driver has + 1) x 2 series for each metric."""
     state = snapshot.state
-    if not state.counters.switch_errors:
-        return
-    catalogue = sxid.catalogue()
-    counts: dict[tuple[str, str, str], int] = {}
-    for key, count in state.counters.switch_errors.items():
-        bus_id = key.pci_bus_id if key.pci_bus_id in state.seen_switches else OTHER
-        number = str(key.sxid) if key.sxid in catalogue else OTHER
-        severity = "fatal" if key.severity == "fatal" else "non-fatal"
-        labels = (bus_id, number, severity)
-        counts[labels] = counts.get(labels, 0) + count
-    for labels, count in sorted(counts.items()):
-        yield Sample("nvswitch_sxid_total", count, labels)
+    for name, errors in (
+        ("nvswitch_sxid_total", state.counters.switch_errors),
+        ("nvswitch_sxids_before_start", state.counters.switch_errors_before_start),
+    ):
+        counts: dict[tuple[str, str, str], int] = {}
+        for key, count in errors.items():
+            labels = _sxid_labels(state, key)
+            counts[labels] = counts.get(labels, 0) + count
+        for labels, count in sorted(counts.items()):
+            yield Sample(name, count, labels)
+
+
+def _sxid_labels(state: State, key: SwitchErrorKey) -> tuple[str, str, str]:
+    """Everything that was not called fatal is non-fatal here."""
+    module = state.host.module if state.host else None
+    version = module.version if isinstance(module, LoadedModule) else None
+    bus_id = key.pci_bus_id if key.pci_bus_id in state.seen_switches else OTHER
+    number = str(key.sxid) if sxid.lookup(key.sxid, version) else OTHER
+    return bus_id, number, "fatal" if key.severity == "fatal" else "non-fatal"
+
+
+def _kernel_log(snapshot: Snapshot) -> Iterator[Sample]:
+    state = snapshot.state
+    if state.is_kernel_log_read or state.kernel_log_problem:
+        yield Sample("fmsupervisor_kernel_log_readable", float(not state.kernel_log_problem))
+    yield Sample("fmsupervisor_kernel_log_lost_total", state.counters.kernel_lost)
 
 
 def _text(number: int | None) -> str:
@@ -233,5 +247,6 @@ _PARTS: Mapping[str, Callable[[Snapshot], Iterator[Sample]]] = MappingProxyType(
         "switches": _switches,
         "driver": _driver,
         "sxids": _sxids,
+        "kernel_log": _kernel_log,
     }
 )

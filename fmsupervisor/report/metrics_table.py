@@ -68,6 +68,14 @@ SECTIONS: tuple[Section, ...] = (
                 "Whether this part of the metrics could be made from the last state.",
                 "collector",
             ),
+            _gauge(
+                "fmsupervisor_kernel_log_readable",
+                "Whether /dev/kmsg can be read. Without it, SXids are known only from Fabric Manager's log.",
+            ),
+            _counter(
+                "fmsupervisor_kernel_log_lost_total",
+                "Records of the kernel log that were overwritten before they could be read, of whatever they were.",
+            ),
             _counter("fmsupervisor_journal_dropped_total", "Log entries that journald did not take in time."),
         ),
     ),
@@ -174,7 +182,14 @@ SECTIONS: tuple[Section, ...] = (
             ),
             _counter(
                 "nvswitch_sxid_total",
-                "SXids in Fabric Manager's log; other stands for unknown numbers and switches.",
+                "SXids of the kernel's and Fabric Manager's log, each once; other: unknown numbers and switches.",
+                "pci_bus_id",
+                "sxid",
+                "severity",
+            ),
+            _gauge(
+                "nvswitch_sxids_before_start",
+                "SXids that the kernel log held from before the supervisor began; they are not in nvswitch_sxid_total.",
                 "pci_bus_id",
                 "sxid",
                 "severity",

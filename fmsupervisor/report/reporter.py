@@ -17,7 +17,7 @@ from fmsupervisor.core.verdict import FabricState, Verdict, verdict
 from fmsupervisor.errors import ActionFailed
 from fmsupervisor.facts import Problem
 from fmsupervisor.host.root import HostRoot
-from fmsupervisor.report import journal
+from fmsupervisor.report import journal, kernel_journal
 from fmsupervisor.report.journal import Event
 from fmsupervisor.report.snapshot import JOURNAL_DROPPED, Snapshot
 from fmsupervisor.report.status import status_document
@@ -110,6 +110,8 @@ class Reporter:
                     journal.log_fabric_manager_line(record, manager, session, batch.source)
                 if batch.relay_suppressed:
                     journal.log_suppressed(batch.relay_suppressed, "lines of Fabric Manager")
+            case events.KernelLogRead(batch=batch):
+                kernel_journal.log_kernel_batch(batch)
             case events.SettingsReloaded(problem=None):
                 journal.log_event(Event.SETTINGS_RELOADED, "info", "the settings were read again")
             case events.StopRequested():
@@ -204,7 +206,10 @@ class Reporter:
             self._tell_status_problem("")
 
     def _directory(self) -> str:
-        return self._snapshot.state.settings.service.state_directory if self._snapshot else "/run/fmsupervisor"
+        if self._snapshot is None:
+            return "/run/fmsupervisor"
+        state = self._snapshot.state
+        return (state.first_settings or state.settings).service.state_directory  # where the lock is, after a reload too
 
     def _tell_status_problem(self, detail: str) -> None:
         if detail == self._status_problem or self._feed is None:

@@ -11,7 +11,7 @@ from fmsupervisor.conditions import REGISTRY
 from fmsupervisor.core import switches
 from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, Verdict
-from fmsupervisor.facts import DeviceState, DriverState, LoadedModule, Unknown
+from fmsupervisor.facts import DeviceState, DriverState, LoadedModule, SwitchErrorKey, Unknown
 from fmsupervisor.report.status_text import SCHEMA, Document
 
 
@@ -50,6 +50,11 @@ def status_document(
             }
             for problem in verdict.problems
         ],
+        "kernel_log": {
+            "readable": state.is_kernel_log_read and not state.kernel_log_problem,
+            "problem": state.kernel_log_problem,
+            "lost": state.counters.kernel_lost,
+        },
         "counters": _counters(state),
     }
 
@@ -224,14 +229,19 @@ def _counters(state: State) -> Document:
         "log_lines": dict(counters.log_lines),
         "unrecognised": counters.log_unrecognised,
         "stale_handles": counters.stale_handles,
-        "switch_errors": [
-            {
-                "pci_bus_id": key.pci_bus_id,
-                "sxid": key.sxid,
-                "severity": key.severity,
-                "port": key.port,
-                "count": count,
-            }
-            for key, count in counters.switch_errors.items()
-        ],
+        "switch_errors": _switch_errors(counters.switch_errors),
+        "switch_errors_before_start": _switch_errors(counters.switch_errors_before_start),
     }
+
+
+def _switch_errors(errors: Mapping[SwitchErrorKey, int]) -> list[Document]:
+    return [
+        {
+            "pci_bus_id": key.pci_bus_id,
+            "sxid": key.sxid,
+            "severity": key.severity,
+            "port": key.port,
+            "count": count,
+        }
+        for key, count in errors.items()
+    ]

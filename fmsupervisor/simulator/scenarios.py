@@ -446,9 +446,7 @@ _RUN_TIME = (
         "interrupt-storm",
         "The driver switches off the interrupts of a switch.",
         Expectation(("degraded",), active=(Code.INTERRUPT_STORM,), most_starts=1),
-        timeline=(
-            Step(12.0, "print_kernel_line", ("nvidia-nvswitch3: Interrupts disabled to avoid a storm",)),
-        ),
+        timeline=(Step(12.0, "print_kernel_line", ("nvidia-nvswitch3: Interrupts disabled to avoid a storm",)),),
     ),
     Scenario(
         "stale-handles",

@@ -42,6 +42,56 @@ def test_an_absent_kernel_log_cannot_be_observed(tree):
         KernelLog(tree.root)
 
 
+@pytest.fixture
+def records(tree):
+    """A pipe in packet mode in the place of /dev/kmsg: one write is one read, as there."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_DIRECT)
+    tree.link("/dev/kmsg", f"/proc/{os.getpid()}/fd/{reader}")
+    yield lambda *sequences: [os.write(writer, f"3,{one},{one},-;line {one}\n".encode()) for one in sequences]
+    os.close(writer)
+    os.close(reader)
+
+
+def test_what_was_there_when_it_was_opened_is_old(tree, records):
+    log = KernelLog(tree.root)
+    records(1, 2)
+    assert [(line.sequence, line.is_old) for line in log.read_new()] == [(1, True), (2, True)]
+    records(3)
+    assert [(line.sequence, line.is_old) for line in log.read_new()] == [(3, False)]
+    log.close()
+
+
+class Overrun(KernelLog):
+    """/dev/kmsg whose next reads find that records were overwritten."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.pending = []
+
+    def _read(self):
+        if self.pending and self.pending.pop(0):
+            raise BrokenPipeError
+        return super()._read()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        pytest.param([4], [10], 5, id="by the sequence numbers"),
+        pytest.param([], [10], 1, id="one at least, when nothing was read before"),
+    ],
+)
+def test_overwritten_records_are_counted(tree, records, before, after, lost):
+    log = Overrun(tree.root)
+    records(*before)
+    log.read_new()
+    log.pending = [True]
+    records(*after)
+    (line,) = log.read_new()
+    log.close()
+    assert (line.follows_loss, line.lost) == (True, lost)
+
+
 @pytest.mark.root
 def test_after_seeking_to_the_end_only_new_lines_come():
     try:

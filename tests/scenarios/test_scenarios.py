@@ -81,6 +81,9 @@ STORIES = {
     "manager-error": Story(UP + "D", (Code.MANAGER_ERROR,)),
     "sxid-burst": Story(UP),
     "sxid-fatal": Story(UP + "D", (Code.SXID_FATAL,)),
+    "sxid-kernel-only": Story(UP + "F", (Code.FABRIC_MANAGER_DIED, Code.RESTART_WITHHELD, Code.SXID_FATAL)),
+    "kernel-log-overrun": Story(UP + "D", (Code.KERNEL_LOG_OVERRUN, Code.SXID_FATAL)),
+    "interrupt-storm": Story(UP + "D", (Code.INTERRUPT_STORM,)),
     "stale-handles": Story(UP + "D", (Code.STALE_HANDLES,)),
     "reset-needed": Story(UP + "D", (Code.GPU_RESET_NEEDED,)),
     "log-rotated": Story(UP + "D", (Code.SXID_FATAL,)),
@@ -291,6 +294,22 @@ def check_sxid_burst(outcome: Outcome) -> None:
 
 def check_sxid_fatal(outcome: Outcome) -> None:
     assert outcome.metric("nvswitch_sxid_total", pci_bus_id=SWITCHES[3], sxid="20034", severity="fatal") == 1
+
+
+def check_sxid_kernel_only(outcome: Outcome) -> None:
+    check_sxid_fatal(outcome)
+    (line,) = [line for line in outcome.log if line["event"] == "kernel-line" and "sxid" in line]
+    assert (line["pci_bus_id"], line["sxid"], line["nvlink_port"]) == (SWITCHES[3], "20034", "33")
+    assert len(line["details"]) == 2, "three lines of the kernel are one entry"
+
+
+def check_kernel_log_overrun(outcome: Outcome) -> None:
+    check_sxid_fatal(outcome)
+    assert (outcome.metric("fmsupervisor_kernel_log_lost_total") or 0) > 1000
+
+
+def check_interrupt_storm(outcome: Outcome) -> None:
+    assert outcome.document["conditions"][0]["subject"] == SWITCHES[3]
 
 
 def check_hang(outcome: Outcome) -> None:

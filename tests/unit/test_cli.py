@@ -18,7 +18,7 @@ from fmsupervisor.daemon_lock import InstanceLock
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator.scenarios import SCENARIOS
 
-COMMANDS = ("run", "config", "status", "wait", "simulate")
+COMMANDS = ("run", "config", "status", "wait", "explain", "simulate")
 PATIENCE_SECONDS = 20.0
 
 

@@ -106,8 +106,11 @@ def rich() -> State:
                 SwitchErrorKey(SWITCHES[1], 99999, "fatal", None): 7,
                 SwitchErrorKey("0000:ff:00.0", 12028, "fatal", None): 1,
             },
+            switch_errors_before_start={SwitchErrorKey(SWITCHES[2], 20034, "fatal", 33): 4},
+            kernel_lost=8,
             stale_handles=6,
         ),
+        is_kernel_log_read=True,
     )
 
 
@@ -265,14 +268,39 @@ class TestSwitchErrors:
             ("other", "12028", "fatal"): 1,
         }
 
+    def test_those_from_before_the_start_are_apart(self) -> None:
+        assert values(rich(), "nvswitch_sxids_before_start") == {(SWITCHES[2], "20034", "fatal"): 4}
+
+    @pytest.mark.parametrize(("version", "label"), [("535.161.08", "28006"), ("570.211.01", "other"), (None, "other")])
+    def test_a_number_is_known_when_the_loaded_driver_has_it(self, version: str | None, label: str) -> None:
+        errors = {SwitchErrorKey(SWITCHES[0], 28006, "non-fatal", 46): 1}
+        module = LoadedModule("live", version)
+        state = replace(rich(), host=replace(host(), module=module), counters=Counters(switch_errors=errors))
+        assert values(state, "nvswitch_sxid_total") == {(SWITCHES[0], label, "non-fatal"): 1}
+
+    def test_correctable_and_untagged_ones_are_not_fatal(self) -> None:
+        errors = {SwitchErrorKey(SWITCHES[0], 12028, word, 1): 1 for word in ("correctable", "untagged", "non-fatal")}
+        state = replace(rich(), counters=Counters(switch_errors=errors))
+        assert values(state, "nvswitch_sxid_total") == {(SWITCHES[0], "12028", "non-fatal"): 3}
+
     def test_catalogue_has_the_numbers_of_the_driver(self) -> None:
         assert len(sxid.catalogue()) == 420
         assert sxid.catalogue()[12028].symbol == "NVSWITCH_ERR_HW_NPORT_EGRESS_PRIVRSPERR"
 
 
+class TestKernelLog:
+    @pytest.mark.parametrize(
+        ("is_read", "problem", "value"),
+        [(False, "", None), (True, "", 1), (False, "denied", 0), (True, "denied", 0)],
+    )
+    def test_is_readable_or_not_or_not_known_yet(self, is_read: bool, problem: str, value: float | None) -> None:
+        state = replace(rich(), is_kernel_log_read=is_read, kernel_log_problem=problem)
+        assert values(state, "fmsupervisor_kernel_log_readable").get(()) == value
+
+
 class TestHostileState:
     def test_number_of_series_is_bounded(self) -> None:
-        """(switches seen + 1) x (catalogue + 1) x 2 for SXids; all else by the hardware that is there."""
+        """Twice (switches seen + 1) x (catalogue + 1) x 2 for SXids; all else by the hardware that is there."""
         errors = {
             SwitchErrorKey(f"bus {number % 50}" if number % 3 else SWITCHES[number % 4], number, severity, number): 1
             for number in range(10_000, 30_007)
@@ -281,6 +309,7 @@ class TestHostileState:
         counters = replace(
             rich().counters,
             switch_errors=errors,
+            switch_errors_before_start=errors,
             log_lines={f"L{number}": 1 for number in range(1000)},
             exits={f"c{number}": 1 for number in range(1000)},
         )
@@ -291,7 +320,7 @@ class TestHostileState:
             module_ids={f"gpu {number}": number for number in range(1000)},
         )
         usual = len(samples(rich())) - len(values(rich(), "nvswitch_sxid_total"))
-        bound = (len(SWITCHES) + 1) * (len(sxid.catalogue()) + 1) * 2
+        bound = 2 * (len(SWITCHES) + 1) * (len(sxid.catalogue()) + 1) * 2
         assert len(samples(state)) <= usual + bound
         assert sum(values(state, "nvswitch_sxid_total").values()) == len(errors)
 
@@ -307,7 +336,7 @@ class TestHostileState:
         state = replace(rich(), counters=replace(rich().counters, switch_errors={"nonsense": 1}))  # type: ignore[dict-item]
         success = values(state, "fmsupervisor_collector_success")
         assert [key for key, value in success.items() if not value] == [("sxids",)]
-        assert len(success) == 8
+        assert len(success) == 9
         assert values(state, "nvswitches_present") == {(): 4}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import DeviceState, DriverState, ModuleChoice
-from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
+from fmsupervisor.host.kernel import Kernel, KernelLogSource, ModuleLoadFailed, UeventSource
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import hardware, pci_bus
 from fmsupervisor.simulator.hardware import GPUS, SWITCHES
@@ -306,3 +306,50 @@ def test_loading_in_a_thread_is_seen_by_a_waiting_listener(tmp_path, listen):
         events.drain()
     thread.join(10)
     assert root.read_text("/sys/module/nvidia/initstate") == "live\n"
+
+
+class TestKernelLog:
+    def test_it_is_a_kernel_log_for_the_type_checker(self, tmp_path):
+        _, simulated = make(tmp_path)
+        source: KernelLogSource = simulated.monitor_kernel_log()
+        assert source.read_new() == []
+        source.close()
+
+    def test_what_was_there_before_is_old(self, loaded):
+        _, kernel = loaded
+        source = kernel.monitor_kernel_log()
+        kernel.print_switch_error("fatal", 20034, SWITCHES[3], 33)
+        lines = source.read_new()
+        source.close()
+        assert {line.is_old for line in lines if "Probing" in line.text} == {True}
+        assert [line.is_old for line in lines if "SXid" in line.text] == [False] * 3
+
+    def test_it_is_readable_when_there_is_something(self, loaded):
+        _, kernel = loaded
+        source = kernel.monitor_kernel_log()
+        source.read_new()
+        assert select.select([source], [], [], 0)[0] == []
+        kernel.print_kernel_line("x")
+        assert select.select([source], [], [], 0)[0] == [source]
+        assert [line.text for line in source.read_new()] == ["x"]
+        assert select.select([source], [], [], 0)[0] == []
+        source.close()
+
+    def test_a_reader_that_was_overtaken_is_told_how_far(self, loaded):
+        _, kernel = loaded
+        source = kernel.monitor_kernel_log()
+        source.read_new()
+        kernel.print_kernel_line("x", 3000)
+        lines = []
+        while select.select([source], [], [], 0)[0]:
+            lines += source.read_new()
+        source.close()
+        assert len(lines) + lines[0].lost == 3000
+        assert [line.lost for line in lines[1:]] == [0] * (len(lines) - 1)
+
+    def test_nobody_writes_to_a_closed_reader(self, loaded):
+        _, kernel = loaded
+        source = kernel.monitor_kernel_log()
+        source.close()
+        source.close()
+        kernel.print_kernel_line("x")

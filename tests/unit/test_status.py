@@ -194,6 +194,7 @@ class TestTheDocument:
         assert set(document(name)) == {
             "schema", "version", "pid", "started_at", "updated_at", "state", "reason", "since", "ready", "decided",
             "session", "steps", "switches", "gpus", "device_nodes", "fabric_manager", "conditions", "counters",
+            "kernel_log",
         }  # fmt: skip
 
     def test_has_these_keys_below(self) -> None:
@@ -212,7 +213,10 @@ class TestTheDocument:
         assert keys_of(made["device_nodes"]) == {"path", "outcome", "detail"}
         assert keys_of(made["steps"]) == {"name", "status", "detail"}
         assert keys_of(made["conditions"]) == {"code", "severity", "title", "detail", "subject", "remedy", "since"}
-        assert set(made["counters"]) == {"log_lines", "unrecognised", "stale_handles", "switch_errors"}
+        assert set(made["counters"]) == {
+            "log_lines", "unrecognised", "stale_handles", "switch_errors", "switch_errors_before_start",
+        }  # fmt: skip
+        assert set(made["kernel_log"]) == {"readable", "problem", "lost"}
         assert keys_of(made["counters"]["switch_errors"]) == {"pci_bus_id", "sxid", "severity", "port", "count"}
 
     def test_shows_a_switch_that_is_gone(self) -> None:

@@ -16,6 +16,9 @@ from fmsupervisor.facts import (
     DriverView,
     Host,
     Installation,
+    KernelBatch,
+    KernelKind,
+    KernelRecord,
     LoadedModule,
     LogBatch,
     LogKind,
@@ -27,6 +30,7 @@ from fmsupervisor.facts import (
     Problem,
     RenderedConfig,
     SwitchDevice,
+    SwitchErrorKey,
     Unknown,
     WantedNode,
 )
@@ -122,6 +126,23 @@ def said(*records: LogRecord | LogKind, source: str = "file", **changes: Any) ->
     """Fabric Manager wrote these lines."""
     lines = tuple(one if isinstance(one, LogRecord) else record(one) for one in records)
     return events.LogRead(LogBatch(source, records=lines, **changes))
+
+
+def kernel_record(kind: KernelKind, text: str = "what it said", *, is_old: bool = False, **fields: str) -> KernelRecord:
+    """A line of the kernel log."""
+    return KernelRecord(kind, text, fields, is_old=is_old)
+
+
+def sxid(key: SwitchErrorKey, *, is_old: bool = False, what: str = "an error") -> KernelRecord:
+    """An SXid in the kernel log."""
+    port = {} if key.port is None else {"port": str(key.port)}
+    fields = {"pci_bus_id": key.pci_bus_id, "sxid": str(key.sxid), "severity": key.severity, "what": what, **port}
+    return kernel_record(KernelKind.SWITCH_ERROR, is_old=is_old, minor="0", **fields)
+
+
+def kernel_said(*records: KernelRecord, lost: int = 0) -> events.KernelLogRead:
+    """The kernel wrote these lines."""
+    return events.KernelLogRead(KernelBatch(records, lost))
 
 
 def make_state(wanted: Settings | None = None, **changes: Any) -> State:

@@ -390,6 +390,12 @@ def check_step(before: State, now: State) -> None:
             ("unrecognised", before.counters.log_unrecognised, now.counters.log_unrecognised),
             ("errors", sum(before.counters.switch_errors.values()), sum(now.counters.switch_errors.values())),
             ("stale handles", before.counters.stale_handles, now.counters.stale_handles),
+            ("lost records", before.counters.kernel_lost, now.counters.kernel_lost),
+            (
+                "old errors",
+                sum(before.counters.switch_errors_before_start.values()),
+                sum(now.counters.switch_errors_before_start.values()),
+            ),
         )
         if other < one
     ]

@@ -31,6 +31,9 @@ from fmsupervisor.facts import (
     ExitStatus,
     ForeignFabricManager,
     Host,
+    KernelBatch,
+    KernelKind,
+    KernelRecord,
     LoadedModule,
     LogBatch,
     LogKind,
@@ -50,7 +53,13 @@ from fmsupervisor.settings import (
 property_test = hypothesis_settings(
     max_examples=100, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-ABOUT_OBSERVING = {Code.HARDWARE_UNOBSERVABLE, Code.LOG_UNREADABLE, Code.DRIVER_UNOBSERVABLE}
+ABOUT_OBSERVING = {
+    Code.HARDWARE_UNOBSERVABLE,
+    Code.LOG_UNREADABLE,
+    Code.DRIVER_UNOBSERVABLE,
+    Code.KERNEL_LOG_UNREADABLE,
+    Code.KERNEL_LOG_OVERRUN,
+}
 FILES = ("/proc/driver/nvidia-nvswitch/devices", "/proc/devices", "/sys/module/nvidia")
 BUSES = (*SWITCHES, "0000:09:00.0")
 
@@ -103,6 +112,30 @@ batches = st.builds(
     file_size_bytes=st.one_of(st.none(), st.integers(0, 1 << 21)),
     problem=st.sampled_from(["", "permission denied"]),
 )
+kernel_records = st.builds(
+    KernelRecord,
+    st.sampled_from(KernelKind),
+    st.just("a line"),
+    st.fixed_dictionaries(
+        {
+            "pci_bus_id": st.sampled_from(["0000:ff:00.0", *BUSES, *GPUS]),
+            "minor": st.integers(0, 9).map(str),
+            "sxid": st.sampled_from(["10004", "10005", "12028", "20034"]),
+            "severity": st.sampled_from(["fatal", "non-fatal", "untagged"]),
+            "xid": st.sampled_from(["45", "74", "79"]),
+            "kernel_version": st.just("1.2"),
+            "user_version": st.text("12", max_size=2),
+        },
+        optional={"port": st.integers(0, 63).map(str)},
+    ),
+    is_old=st.booleans(),
+)
+kernel_batches = st.builds(
+    KernelBatch,
+    records=st.lists(kernel_records, max_size=4).map(tuple),
+    lost=st.integers(0, 2),
+    problem=st.sampled_from(["", "permission denied"]),
+)
 hosts = st.builds(
     Host,
     kernel_release=st.sampled_from(["", "6.12.0"]),
@@ -141,6 +174,7 @@ installations = st.builds(
 )
 unsolicited = st.one_of(
     st.builds(events.LogRead, batches),
+    st.builds(events.KernelLogRead, kernel_batches),
     st.builds(events.ServiceProblem, problems, st.booleans()),
     st.builds(events.SettingsReloaded, some_settings, st.one_of(st.none(), problems)),
     st.builds(events.HostMayHaveChanged),
