@@ -7,7 +7,7 @@ PACKAGES = umockdev prometheus libudev1 systemd systemd-container gcc binutils
 # The virtual machine, also where no KVM is.
 PACKAGES += qemu-system-x86 mmdebstrap debian-archive-keyring erofs-utils e2fsprogs cpio busybox-static kmod xz-utils zstd util-linux
 
-.PHONY: help simulate test test-vm lint deps packages bench clean
+.PHONY: help simulate wheels test test-vm lint deps packages bench compare clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,9 +40,15 @@ lint: $(VENV)/.tested ## Check style and types
 	$(BIN)/ruff check --quiet fmsupervisor tests
 	$(BIN)/mypy
 
+wheels: $(BIN)/fmsupervisor ## Put the wheel and all wheels that it needs into dist/wheels, for a host without network
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --wheel-dir dist/wheels .
+
 bench: $(VENV)/.tested ## Measure (about two minutes); prints figures, asserts nothing
 	$(BIN)/python tests/bench/bench_log.py
 	$(BIN)/python tests/bench/bench_daemon.py
+
+compare: deps ## Measure start-fm.sh against the daemon in the virtual machine (as root); writes docs/reliability.md
+	$(BIN)/python tests/vm/compare.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

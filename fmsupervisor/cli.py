@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "/etc/fmsupervisor.toml"
 
+_WAIT_HELP = "block until the fabric is configured: 0 it is, or there is none here; 1 not in time; 3 no daemon in time"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None when the descriptor was closed
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     options = _parser().parse_args(arguments)
     try:
         status = int(options.command(options))
@@ -30,11 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FmsupervisorError as error:
         print(f"fmsupervisor: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; that is no fault of ours
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"fmsupervisor: {error.strerror or error}", file=sys.stderr)
+            _forget_output()
+            return 74  # EX_IOERR: what was to be written could not be
+        _forget_output()  # nobody reads on; that is no fault of ours
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _forget_output() -> None:
+    """What is still buffered goes nowhere, instead of failing again at the end of the interpreter."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     config = _command(commands, "config", show_config, "print the effective settings and where each came from")
     _add_config(config)
+    _add_root(config)
     config.add_argument("--default", action="store_true", help="print a commented file with the defaults instead")
 
     status = _command(commands, "status", show_status, "show the chain, step by step: 0 configured, 1 not, 3 no daemon")
@@ -58,10 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print the status document")
     status.add_argument("--watch", action="store_true", help="print again whenever it changes")
 
-    wait = _command(commands, "wait", wait_until_configured, "block until the fabric is configured")
+    wait = _command(commands, "wait", wait_until_configured, _WAIT_HELP)
     _add_config(wait)
     _add_root(wait)
-    wait.add_argument("--timeout", type=_seconds, default=None, metavar="S", help="give up after S seconds (exit 1)")
+    wait.add_argument(
+        "--timeout", type=_seconds, default=None, metavar="S", help="give up after S seconds (default: never)"
+    )
 
     explain = _command(commands, "explain", explain_question, "say what a code, an SXid or a log line means, offline")
     explain.add_argument("question", nargs="+", metavar="CODE|SXID|LINE", help="FMS-601, 20034, or a line in quotes")
@@ -73,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print a document")
     check.add_argument("--guest", action="store_true", help="look at a guest whose host owns the fabric")
     check.add_argument("--condition", metavar="CODE", help="one line on one condition: 0 ok, 1 problem, 2 unknown")
+
+    report = _command(commands, "report", write_report, "write everything that a support case needs into one tar.gz")
+    _add_config(report)
+    _add_root(report)
+    report.add_argument("--output", metavar="FILE", help="the archive (default: a new name in the working directory)")
+    report.add_argument("--no-redact", action="store_true", help="keep serial numbers, UUIDs, names and addresses")
 
     simulate = _command(commands, "simulate", simulate_host, "run the daemon on a simulated HGX H200 host")
     simulate.add_argument("--scenario", default="healthy", metavar="NAME", help="what happens (default: healthy)")
@@ -101,16 +123,20 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
-    return value
+    return _number(text, 0, 1e9, "a number of seconds")
 
 
 def _speed(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1000:  # noqa: PLR2004 - faster than that, processes start too slowly to keep up
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1000")
+    return _number(text, 0.001, 1000, "a number between 0.001 and 1000")  # beyond, processes start too slowly
+
+
+def _number(text: str, least: float, most: float, allowed: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
     return value
 
 
@@ -122,25 +148,28 @@ def _load(options: argparse.Namespace, default: str = DEFAULT_CONFIG) -> "Loaded
 
 def run_daemon(options: argparse.Namespace) -> int:
     """``fmsupervisor run``."""
-    from fmsupervisor import signals
-
-    signals.hold()
     import asyncio
 
+    from fmsupervisor import signals
     from fmsupervisor.clock import Clock
     from fmsupervisor.daemon import Daemon
     from fmsupervisor.exit_codes import ExitCode
     from fmsupervisor.host.device_nodes import resolve_owner
     from fmsupervisor.host.linux_kernel import LinuxKernel
     from fmsupervisor.host.root import HostRoot
+    from fmsupervisor.host.trusted_path import find_untrusted
     from fmsupervisor.report import journal
     from fmsupervisor.report.systemd import SERVICE_MANAGER_VARIABLES, SystemdNotifier
 
+    signals.hold()
     if options.config is not None:
         options.config = os.path.abspath(options.config)
 
     def read_settings() -> "Settings":
         settings = _load(options).settings
+        untrusted = find_untrusted(HostRoot("/"), options.config or DEFAULT_CONFIG, os.geteuid())
+        if untrusted:
+            raise ConfigError(f"{untrusted}: the settings say what is executed as root")
         resolve_owner(settings.device_nodes.owner, settings.device_nodes.group)
         journal.configure_logging(settings.logging, os.environ)
         return settings
@@ -164,7 +193,13 @@ def show_config(options: argparse.Namespace) -> int:
     """``fmsupervisor config``."""
     from fmsupervisor import config
 
-    print(config.render_default() if options.default else config.render_effective(_load(options)), end="")
+    if options.default:
+        print(config.render_default(), end="")
+    else:
+        from fmsupervisor.host.root import HostRoot
+
+        default = HostRoot(options.root).path(DEFAULT_CONFIG)
+        print(config.render_effective(_load(options, default)), end="")
     return 0
 
 
@@ -183,7 +218,15 @@ def _status_reader(options: argparse.Namespace) -> "StatusReader":
     from fmsupervisor.host.root import HostRoot
 
     root = HostRoot(options.root)
-    return StatusReader(_load(options, root.path(DEFAULT_CONFIG)).settings, root)
+    try:
+        settings = _load(options, root.path(DEFAULT_CONFIG)).settings
+    except ConfigError as error:
+        # A mistake in the file must not hide the daemon, which goes on with the settings from before.
+        from fmsupervisor.settings import Settings
+
+        settings = Settings()
+        print(f"fmsupervisor: {error}\nfmsupervisor: looking in the default state directory", file=sys.stderr)
+    return StatusReader(settings, root)
 
 
 def explain_question(options: argparse.Namespace) -> int:
@@ -205,9 +248,15 @@ def check_host(options: argparse.Namespace) -> int:
         from fmsupervisor.simulator.kernel import SimulatedKernel
 
         kernel = SimulatedKernel(root)  # whose device nodes are files
-    return check(
-        root, kernel, options.config, condition=options.condition, guest=options.guest, as_json=options.json
-    )
+    return check(root, kernel, options.config, condition=options.condition, guest=options.guest, as_json=options.json)
+
+
+def write_report(options: argparse.Namespace) -> int:
+    """``fmsupervisor report``."""
+    from fmsupervisor.host.root import HostRoot
+    from fmsupervisor.support.command import report
+
+    return report(HostRoot(options.root), options.config, options.output, redacts=not options.no_redact)
 
 
 def simulate_host(options: argparse.Namespace) -> int:

@@ -263,7 +263,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 True,
                 "Loading nvidia.ko would take a GPU",
                 "A GPU has no driver now, so nvidia.ko would bind it and a guest could not have it.",
-                "Bind the named GPUs to vfio-pci (options vfio-pci ids=..., softdep nvidia pre: vfio-pci; never the NVSwitch id), or set module.gpu_guard.",
+                'Bind each named GPU to vfio-pci: echo vfio-pci > /sys/bus/pci/devices/BUS_ID/driver_override; echo BUS_ID > /sys/bus/pci/drivers_probe. For the next boot pin them (options vfio-pci ids=..., softdep nvidia pre: vfio-pci; never the NVSwitch id). Or set module.gpu_guard = "no-register", which loads nvidia.ko without taking any GPU.',
                 "7803839f3951574fbd2cc144b48bc5fd",
             ),
             Condition(
@@ -272,7 +272,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "A GPU is bound to the nvidia driver",
                 "A GPU meant for guests is held by the host's nvidia driver, so no guest can have it.",
-                "With no user of that GPU left: unbind it from nvidia and bind it to vfio-pci; pin it for the next boot (options vfio-pci ids=..., softdep nvidia pre: vfio-pci).",
+                "With no user of that GPU left: echo BUS_ID > /sys/bus/pci/drivers/nvidia/unbind; echo vfio-pci > /sys/bus/pci/devices/BUS_ID/driver_override; echo BUS_ID > /sys/bus/pci/drivers_probe. Pin it for the next boot (options vfio-pci ids=..., softdep nvidia pre: vfio-pci).",
                 "2a7d53cd49b252e6a6988bbc22e08eea",
             ),
             Condition(
@@ -425,7 +425,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "An NVSwitch went away at run time",
                 "A switch that was working is no longer on the bus or lost its driver.",
-                "Expect broken NVLink traffic of all guests. Look at the kernel log; plan a reboot of the host.",
+                "Expect broken NVLink traffic in all guests, and start no new ones. Look at the kernel log and the BMC; plan a reboot of the host. If the switch comes back by itself, FMS-307 says what is left to do.",
                 "02ceee3ec00a5b3bb93e2761e1fac266",
             ),
             Condition(
@@ -515,7 +515,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 True,
                 "Another Fabric Manager is running",
                 "Two Fabric Managers on one fabric disturb each other. The other one is not ours and is not killed.",
-                "Stop and mask the other one (systemctl disable --now nvidia-fabricmanager; systemctl mask nvidia-fabricmanager).",
+                "Leave it alone while guests run: ending it breaks NVLS in them. In a maintenance window: systemctl disable --now nvidia-fabricmanager; systemctl mask nvidia-fabricmanager. fmsupervisor then starts its own by itself, and the guests with GPUs must be power-cycled.",
                 "e66164216ba05488b570a63cd769505f",
             ),
             Condition(
@@ -578,7 +578,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager ended unexpectedly",
                 "Fabric Manager ended although nobody asked it to.",
-                "Read its last lines in the detail. It is restarted as restart.policy says.",
+                "Read its last lines in fmsupervisor status and its log. It is restarted as restart.policy says; see FMS-608 for what that means to running guests.",
                 "f5dd422ee7025e40b63c703e962901a2",
             ),
             Condition(
@@ -587,7 +587,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager keeps dying",
                 "Fabric Manager ended several times in a row without staying configured.",
-                "Read its last lines in the detail; fmsupervisor keeps trying with growing pauses.",
+                "Read its last lines in fmsupervisor status and its log. fmsupervisor keeps trying with growing pauses.",
                 "ee8c683edf005db1b80d58dca410345d",
             ),
             Condition(
@@ -605,7 +605,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager hangs",
                 "Its process lives, but the driver no longer receives its heartbeat (MANAGER_TIMEOUT).",
-                "See fabric_manager.hang_policy; look at the process's stack (/proc/PID/stack) before it is restarted.",
+                'With fabric_manager.hang_policy = "report" it is left as it is: nothing new can register and errors are not handled, so start no guests. Keep /proc/PID/stack of the named pid, then in a maintenance window: systemctl restart fmsupervisor, and power-cycle the guests with GPUs.',
                 "a42176fd3469523c91fe11f70ab067ca",
             ),
             Condition(
@@ -641,7 +641,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager could not be executed",
                 "The system refused to start a process (memory, descriptors, permissions). It is tried again.",
-                "See the detail.",
+                "Find what is short: memory (free), processes (the unit's TasksMax), descriptors; or why the file cannot be executed. It is tried again by itself.",
                 "6eaa87fc133d5d6eb8af89ce4c6d1d18",
             ),
             Condition(
@@ -695,7 +695,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager's log cannot be followed",
                 "The log file cannot be opened or is no regular file.",
-                "See the detail.",
+                "Put a regular file, or nothing, at the named path. Until then only the driver's word and standard error are known of Fabric Manager.",
                 "40cbeda1655c5f9a9a27c0efd904a1ca",
             ),
             Condition(

@@ -5,7 +5,7 @@ The lines are recognised by the same tables that the daemon reads them with (``f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fmsupervisor.conditions import REGISTRY, Code
 from fmsupervisor.explain_sxid import explain_sxid
@@ -146,6 +146,19 @@ KERNEL_LINES: Mapping[KernelKind, Meaning] = {
     KernelKind.OTHER_SWITCH_LINE: Meaning("a line of the switch driver", "Known, and of no consequence."),
 }
 
+# Where one kind of line leads to several conditions: the first words that are found decide.
+_BY_WORDS: tuple[tuple[KernelKind, str, Code], ...] = (
+    (KernelKind.LOAD_FAILED, "no nvidia", Code.MODULE_NO_DEVICE),
+    (KernelKind.LOAD_FAILED, "none of the nvidia", Code.MODULE_NO_DEVICE),
+    (KernelKind.LOAD_FAILED, "fallen off the bus", Code.GPU_LOST),
+    (KernelKind.LOAD_FAILED, "api mismatch", Code.VERSION_CONFLICT),
+    (KernelKind.MODULE_REFUSED, "blacklisted", Code.MODULE_BLACKLISTED),
+    (KernelKind.MODULE_REFUSED, "disagrees about version", Code.MODULE_SYMBOL_VERSIONS),
+    (KernelKind.MODULE_REFUSED, "unknown symbol", Code.MODULE_UNKNOWN_SYMBOL),
+    (KernelKind.SWITCH_ERROR, ": 10004,", Code.SWITCH_OVERHEATED),
+    (KernelKind.SWITCH_ERROR, ": 10006,", Code.SWITCH_OVERHEATED),
+)
+
 _UNKNOWN_KINDS = frozenset({LogKind.UNRECOGNISED, LogKind.BLANK})
 
 
@@ -155,6 +168,9 @@ def explain_kernel_line(line: str) -> tuple[Explanation, ...]:
     if record is None:
         return ()
     meaning = KERNEL_LINES[record.kind]
+    words = record.text.lower()
+    code = next((code for kind, part, code in _BY_WORDS if kind is record.kind and part in words), meaning.code)
+    meaning = replace(meaning, code=code)
     if record.kind in (KernelKind.SWITCH_ERROR, KernelKind.SWITCH_ERROR_DETAIL):
         return _switch_error("kernel-line", record.text, record.fields, meaning)
     if record.kind is KernelKind.GPU_ERROR:
@@ -209,7 +225,7 @@ def _switch_error(kind: str, text: str, fields: Mapping[str, str], meaning: Mean
     word = fields.get("severity", "")
     said = f"{word}. " if word and word != "untagged" else ""
     facts = [("line", text), ("meaning", f"{said}{meaning.meaning}".strip()), ("it_names", _named(fields))]
-    if word == "fatal" and meaning.code is not None:
+    if meaning.code is not None and (word == "fatal" or meaning.code is not Code.SXID_FATAL):
         facts.append(("condition", f"{meaning.code} {REGISTRY[meaning.code].title}"))
     line = Explanation(kind, "switch-error", meaning.title, tuple((name, fact) for name, fact in facts if fact))
     about = explain_sxid(int(fields["sxid"]), "" if word == "untagged" else word)

@@ -75,6 +75,14 @@ class Host:
         return isinstance(self.module, LoadedModule) and self.module.initstate == "live"
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleMap:
+    """Which module of the board each GPU is, by PCI bus id."""
+
+    module_ids: Mapping[str, int]  # counted from 1
+    contradicted: frozenset[str]  # of which contradictory things were learned
+
+
 # --- the driver's own view: GET_DEVICES_V2
 
 
@@ -146,6 +154,7 @@ class Installation:
     problems: tuple[Problem, ...]
     fingerprint: str  # changes when any of the files looked at changes
     watched_paths: tuple[str, ...]  # where a cure would show up
+    is_module_checked: bool = True  # False: a module was live, so the file was not asked whether it can be loaded
 
 
 # --- device nodes

@@ -8,7 +8,7 @@ _INTRODUCTION = """# Runbook
 
 Every condition that fmsupervisor can report, by code. `fmsupervisor status` shows the open ones and what was found;
 `journalctl FMSUPERVISOR_CONDITION=FMS-301` finds the history of one. One that blocks the start keeps Fabric Manager
-from being started while it holds.
+from being started while it holds; while an NVSwitch is missing, `switches.when_missing` decides.
 """
 
 
@@ -25,10 +25,15 @@ _RETRIED = frozenset(
 )
 
 
+_SWITCHES = frozenset({Code.SWITCH_MISSING, Code.SWITCH_NOT_PROBED, Code.SWITCH_PASSED_THROUGH})
+
+
 def meanwhile(condition: Condition) -> str:
     """What the supervisor does while the condition holds."""
     if condition.code in _RETRIED:
         return "fmsupervisor tries again, after pauses that grow."
+    if condition.code in _SWITCHES:
+        return "before Fabric Manager is started, fmsupervisor does as switches.when_missing says; later it reports."
     if condition.blocks_start:
         return (
             "fmsupervisor does not start Fabric Manager while this holds, leaves one that runs alone, and goes on by "
@@ -44,6 +49,8 @@ def render_runbook() -> str:
 
 def _section(condition: Condition) -> str:
     blocks = "blocks the start" if condition.blocks_start else "does not block the start"
+    if condition.code in _SWITCHES:
+        blocks = "blocks the start as switches.when_missing says"
     return (
         f"## {condition.code}\n\n"
         f"**{condition.title}** ({condition.severity}, {blocks})\n\n"

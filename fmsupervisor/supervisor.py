@@ -12,26 +12,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from fmsupervisor import signals
 from fmsupervisor.clock import Clock
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import actions, events
+from fmsupervisor.core.module_map import module_map
 from fmsupervisor.core.plan import next_action, next_deadline
 from fmsupervisor.core.reduce import reduce
 from fmsupervisor.core.restart import backoff_seconds
 from fmsupervisor.core.state import State
-from fmsupervisor.errors import CannotObserve, ConfigError
+from fmsupervisor.errors import ActionFailed, CannotObserve, ConfigError
 from fmsupervisor.fabric_manager import config_file, foreign, installation
 from fmsupervisor.fabric_manager.control import FabricManagerControl, read_version
 from fmsupervisor.fabric_manager.process import Children
-from fmsupervisor.facts import NodeResult, Problem, Unknown
-from fmsupervisor.host import device_nodes, load_failure, snapshot
+from fmsupervisor.facts import Installation, ModuleMap, NodeResult, Problem, Unknown
+from fmsupervisor.host import device_nodes, load_failure, module_store, snapshot
 from fmsupervisor.host.file_watch import FileWatch
 from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.kernel_watch import KernelWatch
 from fmsupervisor.report.reporter import Reporter
 from fmsupervisor.settings import Settings
-from fmsupervisor.signals import LISTENED_TO
 
 _MAX_ACTIONS_PER_EVENT = 100  # a correct plan needs a dozen; more is a fault of the plan, not of the host
 _UEVENT_PAUSE_SECONDS = 0.05  # bursts of uevents are read together
@@ -65,7 +66,9 @@ class Supervisor:
         self._uevent_timer: asyncio.TimerHandle | None = None
         self._watch: FileWatch | None = None
         self._watched: frozenset[str] = frozenset()
+        self._compared: Installation | None = None  # with the files, since they are watched
         self._kernel_watch: KernelWatch | None = None
+        self._kept_modules: ModuleMap | None = None
 
     async def run(self) -> None:
         """Supervise until asked to stop by SIGTERM or SIGINT, and until Fabric Manager has ended."""
@@ -77,7 +80,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.feed, events.StopRequested())
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, LISTENED_TO)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.LISTENED_TO)
         self._loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
         self._begin_observing()
         self._reporter.begin(self.feed)
@@ -87,6 +90,7 @@ class Supervisor:
             await self._ended
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # held again, if they were before
+            self._loop.remove_signal_handler(signal.SIGCHLD)
             self._end_observing()
             self._manager.close()
             self._reporter.end()
@@ -113,6 +117,7 @@ class Supervisor:
         finally:
             self._is_feeding = False
         self._reporter.report(self.state)
+        self._keep_modules()
         self._set_timer()
         self._set_watches()
 
@@ -245,6 +250,7 @@ class Supervisor:
 
     def _in_thread(self, work: Callable[[], events.Event]) -> None:
         def run() -> None:
+            signals.hold()
             try:
                 event = work()
             except BaseException as error:  # noqa: BLE001 - handed to the loop, which raises it
@@ -274,8 +280,26 @@ class Supervisor:
             self._loop.add_reader(self._watch.fileno(), self._files_changed)
         except CannotObserve as error:
             self._stop_watching(error)
+        self._recall_modules()
         self._kernel_watch = KernelWatch(self._kernel, self._loop, self.feed)
         self._kernel_watch.begin()
+
+    def _recall_modules(self) -> None:
+        path = module_store.store_path(self.state.settings.fabric_manager.config)
+        kept = module_store.load(self._root, path)
+        if kept is not None:
+            self._kept_modules = kept
+            self._loop.call_soon(self.feed, events.ModulesRecalled(kept))
+
+    def _keep_modules(self) -> None:
+        known = module_map(self.state)
+        if known == self._kept_modules or not (known.module_ids or known.contradicted):
+            return
+        self._kept_modules = known
+        try:
+            module_store.save(self._root, module_store.store_path(self.state.settings.fabric_manager.config), known)
+        except ActionFailed as error:
+            self._reporter.action_failed(str(error))
 
     def _stop_watching(self, error: CannotObserve) -> None:
         """Without inotify the files are compared on the timer."""
@@ -350,6 +374,10 @@ class Supervisor:
             self._watch.set_paths(wanted)
         except CannotObserve as error:
             self._stop_watching(error)
+        found = self.state.installation
+        if found is not None and found is not self._compared:
+            self._compared = found
+            self._in_thread(lambda: self._compare_with(found))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -368,9 +396,13 @@ class Supervisor:
 
     def _compare_files(self) -> None:
         """In place of inotify: whether what is installed has changed."""
-        found = self.state.installation
-        if found is not None and installation.fingerprint_of(self._root, self.state.settings) != found.fingerprint:
-            self.feed(events.PathsChanged(frozenset(found.watched_paths)))
+        if self.state.installation is not None:
+            self.feed(self._compare_with(self.state.installation))
+
+    def _compare_with(self, found: Installation) -> events.Event:
+        """Also what has changed after it was inspected and before it was watched is news."""
+        is_same = installation.fingerprint_of(self._root, self.state.settings) == found.fingerprint
+        return events.TimePassed() if is_same else events.PathsChanged(frozenset(found.watched_paths))
 
     def _ping_watchdog(self) -> None:
         """Only this loop pings, so that a loop that hangs is noticed."""

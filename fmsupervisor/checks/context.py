@@ -1,6 +1,7 @@
 """What the checks look at: read once, when the first check asks for it."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,8 +55,9 @@ class Context:
     @cached_property
     def release(self) -> str:
         """The running kernel's. Raises ``CannotObserve``."""
-        if self.host.kernel_release:
-            return self.host.kernel_release
+        release = self.host.kernel_release
+        if release and release.isprintable() and "/" not in release:
+            return release
         raise CannotObserve("/proc/sys/kernel/osrelease", "without the kernel's release no module can be judged")
 
     @cached_property
@@ -98,6 +100,14 @@ class Context:
         if path not in self._module_files:
             self._module_files[path] = read_module(self.root, path)
         return self._module_files[path]
+
+    @property
+    def loaded_version(self) -> str | None:
+        """The loaded driver's; None when none is loaded or it does not tell. Raises ``CannotObserve``."""
+        version = self.loaded.version if self.loaded else None
+        if version and not re.fullmatch(r"\d+(\.\d+)+", version, re.ASCII):
+            raise CannotObserve("/sys/module/nvidia/version", f"{version[:32]!r} is no version")
+        return version
 
     @property
     def loaded(self) -> LoadedModule | None:

@@ -8,7 +8,10 @@ from fmsupervisor.checks.context import Context
 from fmsupervisor.checks.finding import Check, Finding, Verdict, cannot_tell, failed, judged, ok, warning
 from fmsupervisor.conditions import Code
 from fmsupervisor.core.switches import GPU_DRIVER, SWITCH_DRIVER
+from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import LoadedModule, PciFunction, Problem
+from fmsupervisor.host.pci import is_bus_id
+from fmsupervisor.host.procfs import NVSWITCH_DEVICES
 
 VFIO = "vfio-pci"
 _DEVICES = "/sys/bus/pci/devices"
@@ -33,6 +36,7 @@ def check_pci(context: Context) -> Finding:
 def check_board(context: Context) -> Finding:
     """Which board this is by its device ids, and whether its GPUs are all there."""
     host = context.host
+    _require_every_function(context)
     if host.nvlink5_bridges and not host.switches:
         return failed(Code.NVLINK5_UNSUPPORTED, f"NVLink 5 board: bridge at {', '.join(host.nvlink5_bridges)}")
     board = boards.find_board(host.switches)
@@ -61,13 +65,23 @@ def check_switch_count(context: Context) -> Finding:
         return ok(f"{len(switches)} on the bus; how many there must be is not known (switches.expected)")
     listing = ", ".join(switch.pci_bus_id for switch in switches) or "none"
     if len(switches) < wanted:
+        _require_every_function(context)
         return failed(Code.SWITCH_MISSING, f"{len(switches)} of {wanted} are on the bus ({why}): {listing}")
     return ok(f"{len(switches)} of {wanted} ({why})")
+
+
+def _require_every_function(context: Context) -> None:
+    """A function that could not be read may be the one that seems to be missing. Raises ``CannotObserve``."""
+    for problem in context.host.problems:
+        if is_bus_id(problem.subject):
+            raise CannotObserve(f"{_DEVICES}/{problem.subject}", "so it is not known what is missing")
 
 
 def check_switch_drivers(context: Context) -> Finding:
     """Whether every switch answers and belongs to the host's driver, or will once nvidia.ko is loaded."""
     host = context.host
+    if host.probed_switches is None and any(switch.driver == SWITCH_DRIVER for switch in host.switches):
+        raise CannotObserve(NVSWITCH_DEVICES, "it does not show the switches that the driver has")
     problems = list(_switch_problems(host.switches, context.loaded, frozenset(host.probed_switches or ())))
     drivers = Counter(switch.driver or "no driver" for switch in host.switches)
     if len(drivers) > 1 and any(problem.code is Code.SWITCH_PASSED_THROUGH for problem in problems):

@@ -23,8 +23,7 @@ _COMMAND_LINE = "/proc/cmdline"
 
 def check_loading(context: Context) -> Finding:
     """kernel.modules_disabled, and module_blacklist= of the kernel's command line."""
-    disabled = context.root.read_text(_MODULES_DISABLED, 64)
-    if disabled is not None and disabled.strip() == "1" and context.loaded is None:
+    if _switch(context, _MODULES_DISABLED) and context.loaded is None:
         return failed(Code.MODULE_LOADING_FORBIDDEN, "kernel.modules_disabled is 1")
     command_line = context.root.read_text(_COMMAND_LINE)
     if command_line is None:
@@ -82,7 +81,18 @@ def _lockdown(context: Context) -> str:
 
 def _is_enforced(context: Context) -> bool:
     """Absent when the kernel was built without CONFIG_MODULE_SIG."""
-    return (context.root.read_text(_SIG_ENFORCE, 64) or "N").strip() in ("Y", "1")
+    return _switch(context, _SIG_ENFORCE) or False
+
+
+def _switch(context: Context, path: str) -> bool | None:
+    """A file that says 0 or N, 1 or Y; None when it does not exist. Raises ``CannotObserve``."""
+    text = context.root.read_text(path, 64)
+    if text is None:
+        return None
+    value = {"0": False, "N": False, "1": True, "Y": True}.get(text.strip())
+    if value is None:
+        raise CannotObserve(path, f"{text[:32]!r} makes no sense")
+    return value
 
 
 def _secure_boot(context: Context) -> str:

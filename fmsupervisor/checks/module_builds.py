@@ -165,6 +165,8 @@ def check_loaded(context: Context) -> Finding:
         if not context.settings.module.load:
             return warning(Code.MODULE_NOT_LOADED, "nvidia.ko is not loaded, and module.load = false")
         return ok("nvidia.ko is not loaded; fmsupervisor loads it")
+    if loaded.initstate not in ("coming", "live", "going"):
+        return cannot_tell(f"/sys/module/nvidia/initstate makes no sense: {loaded.initstate[:32]!r}")
     if loaded.initstate != "live":
         return warning(Code.MODULE_LOAD_SLOW, f"nvidia.ko is {loaded.initstate}: its initialisation is not finished")
     return ok(f"nvidia.ko {loaded.version or 'of unknown version'} is live")

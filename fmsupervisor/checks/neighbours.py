@@ -57,7 +57,7 @@ def check_unit_type(context: Context) -> Finding:
     command = _last(text, "ExecStart")
     found = re.search(r"(?:-c|--config|--fm-config-file)[ =](\S+)", command)
     config = found[1] if found else _VENDOR_CONFIG
-    content = root.read_text(config)
+    content = root.read_text(config) if config.startswith("/") else None
     if content is None:
         return ok(f"{VENDOR_UNIT} has Type={kind}; its {config} does not exist")
     daemonizes = config_file.effective_options(content).get("DAEMONIZE", "1") != "0"

@@ -24,15 +24,15 @@ def check_installed(context: Context) -> Finding:
 
 def check_versions(context: Context) -> Finding:
     """Module file, Fabric Manager, NSCQ and the loaded driver are of one version."""
-    installation, loaded = context.installation, context.loaded
+    installation = context.installation
     known = {
         "module file": installation.module.version if installation.module else None,
         "Fabric Manager": installation.fabric_manager_version,
         "NSCQ": installation.nscq_version,
-        "loaded driver": loaded.version if loaded else None,
+        "loaded driver": context.loaded_version,
     }
     listing = ", ".join(f"{name} {version}" for name, version in known.items() if version)
-    problems = version_problems(installation, loaded.version if loaded else None)
+    problems = version_problems(installation, context.loaded_version)
     return judged(
         (*problems, *_installation_problems(context, (Code.VERSION_UNREADABLE,))), listing or "no version known"
     )
@@ -71,8 +71,7 @@ def check_firmware(context: Context) -> Finding:
     (nv-firmware.h, nv.c; drivers/base/firmware_loader/main.c ``fw_path``).
     """
     module = context.installation.module
-    loaded = context.loaded
-    version = (loaded.version if loaded else None) or (module.version if module else None)
+    version = context.loaded_version or (module.version if module else None)
     if not version:
         return ok("no driver version is known, so neither is the firmware's")
     is_ampere = any(gpu.device_id in ("10de:20b0", "10de:20b2", "10de:20b3") for gpu in context.host.gpus)

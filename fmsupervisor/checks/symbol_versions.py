@@ -3,8 +3,8 @@
 Sources: struct modversion_info of include/linux/module.h (``__versions``: 64-byte entries of u64 and name), kernel/
 module/version.c and scripts/mod/modpost.c of Linux 6.14 (``__version_ext_crcs``: u32 each; ``__version_ext_names``:
 NUL-terminated, in the same order). The kernel's list is symvers.gz of the distribution's package (SUSE, RHEL),
-Module.symvers of a build tree, or, when there is none, any module that came with the kernel: it was built against the
-same CRCs.
+Module.symvers of a build tree, or, when there is none, the modules that came with the kernel: they were built against
+the same CRCs.
 """
 
 import struct
@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fmsupervisor.errors import CannotObserve
-from fmsupervisor.host.elf import Elf
+from fmsupervisor.host.elf import Elf, ElfError
 from fmsupervisor.host.module_file import ModuleFileError, decompress
-from fmsupervisor.host.module_index import MODULE_DIRECTORIES, in_tree_module, running_index
+from fmsupervisor.host.module_index import MODULE_DIRECTORIES, ModuleIndex, in_tree_module, running_index
 from fmsupervisor.host.root import HostRoot
 
 _ENTRY = struct.Struct("<Q56s")
 _SYMVERS_LIMIT_BYTES = 32 << 20
+_MOST_MODULES = 64
+_SMALL_MODULE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,33 @@ def kernel_symbols(root: HostRoot, release: str) -> KernelSymbols | None:
                 return KernelSymbols(path, crcs, is_complete=True)
         except (ModuleFileError, CannotObserve):
             continue
-    module = in_tree_module(root, running_index(root, release))
+    return _from_modules(root, running_index(root, release))
+
+
+def _from_modules(root: HostRoot, index: ModuleIndex) -> KernelSymbols | None:
+    """What the kernel's own modules were built against; some dozen have the symbols that every driver needs."""
+    below = f"{index.directory}/kernel/"
+    paths = [path for path in index.files.values() if path.startswith(below) and _is_small(root, path)]
+    crcs: dict[str, int] = {}
+    for path in paths[:_MOST_MODULES]:
+        try:
+            crcs |= module_symbols(root, path)
+        except (ModuleFileError, ElfError, CannotObserve):
+            continue
+    if crcs:
+        return KernelSymbols(f"modules below {below}", crcs, is_complete=False)
+    module = in_tree_module(root, index)
     if module is None:
         return None
     return KernelSymbols(module.path, module_symbols(root, module.path), is_complete=False)
+
+
+def _is_small(root: HostRoot, path: str) -> bool:
+    try:
+        status = root.status(path)
+    except CannotObserve:
+        return False
+    return status is not None and status.st_size < _SMALL_MODULE_BYTES
 
 
 def _symvers_paths(release: str) -> list[str]:

@@ -196,7 +196,9 @@ def _management(state: State, run: Run) -> Iterator[Problem]:
     """What the driver and the log say about the running Fabric Manager."""
     if is_hung(state, run):
         seconds = unmanaged_seconds(state, run)
-        yield Problem(Code.FABRIC_MANAGER_HUNG, f"the driver misses its heartbeat for {seconds:.0f} s (pid {run.pid})")
+        yield Problem(
+            Code.FABRIC_MANAGER_HUNG, f"the driver has missed its heartbeat for {seconds:.0f} s (pid {run.pid})"
+        )
     if run.configured is not None:
         if state.now.monotonic >= success_line_due_at(run):
             yield Problem(Code.SUCCESS_LINE_UNSEEN, "no success line in the log of this session")

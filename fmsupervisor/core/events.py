@@ -11,6 +11,7 @@ from fmsupervisor.facts import (
     Installation,
     KernelBatch,
     LogBatch,
+    ModuleMap,
     NodeResult,
     Problem,
     RenderedConfig,
@@ -131,6 +132,13 @@ class KernelLogRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ModulesRecalled:
+    """What an earlier run of the supervisor has learned of the board was read."""
+
+    modules: ModuleMap
+
+
+@dataclass(frozen=True, slots=True)
 class SettingsReloaded:
     """SIGHUP: the settings file was read again and is valid; ``problem`` says why it is not, and nothing changes."""
 
@@ -180,6 +188,7 @@ Event = (
     | OrphansEnded
     | LogRead
     | KernelLogRead
+    | ModulesRecalled
     | SettingsReloaded
     | ServiceProblem
     | StopRequested

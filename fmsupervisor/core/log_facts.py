@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fmsupervisor.conditions import Code
+from fmsupervisor.core.module_map import learn
 from fmsupervisor.core.restart import FAILURE_KINDS
 from fmsupervisor.core.state import Counters, Run, State
 from fmsupervisor.core.switch_errors import count_reports, latch
@@ -12,6 +13,7 @@ from fmsupervisor.facts import LogBatch, LogKind, LogRecord, Problem
 _MAX_LEVELS = 16
 _MAX_GPUS = 256
 _MAX_FAILURES = 32
+_MODULE_ID_DIGITS = 9
 
 
 def read_log(state: State, batch: LogBatch) -> State:
@@ -81,8 +83,7 @@ def _gpu_seen(state: State, run: Run, record: LogRecord) -> State:
     if bus_id in on_host and len(state.gpu_buses) < _MAX_GPUS:
         state = replace(state, gpu_buses=MappingProxyType({**state.gpu_buses, uuid: bus_id}))
         if raw_id.isdecimal():
-            learned = MappingProxyType({**state.module_ids, bus_id: int(raw_id) + 1})
-            state = replace(state, module_ids=learned)
+            state = learn(state, bus_id, int(raw_id[:_MODULE_ID_DIGITS]) + 1)
     if record.kind is LogKind.GPU_PROBE or len(run.registered) >= _MAX_GPUS:
         return state
     registered = MappingProxyType({**run.registered, uuid: bus_id or run.registered.get(uuid, "")})

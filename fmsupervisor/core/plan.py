@@ -82,11 +82,9 @@ def next_deadline(state: State) -> float:
     """The monotonic time at which ``TimePassed`` must be fed even if nothing happens."""
     run = state.run
     now = state.now.monotonic
-    times = [host_due_at(state), driver_due_at(state)]
+    times = [host_due_at(state), driver_due_at(state), switch_deadline(state)]
     if state.is_loading:
         times.append(load_slow_at(state))
-    if state.switch_wait_since is not None or not (state.host and state.host.is_module_live):
-        times.append(switch_deadline(state))
     if run is None:
         times += [time for time in (state.next_start_at, state.load_retry_at) if time is not None]
         if state.foreign:

@@ -16,7 +16,7 @@ def switch_deadline(state: State) -> float:
     """Until when missing switches are only waited for."""
     since = state.switch_wait_since
     if since is None:
-        return state.begun.monotonic + state.settings.switches.deadline_seconds
+        return NEVER_COMES  # none is missing, or the driver is not there yet
     return since + state.settings.switches.deadline_seconds
 
 

@@ -14,6 +14,7 @@ from fmsupervisor.core import actions, events, restart, switches
 from fmsupervisor.core.host_facts import with_unread_parts
 from fmsupervisor.core.kernel_facts import read_kernel, release_kernel_problems
 from fmsupervisor.core.log_facts import bounded_gpus, read_log
+from fmsupervisor.core.module_map import recall
 from fmsupervisor.core.state import (
     LOAD_CURES,
     NEVER,
@@ -88,6 +89,8 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
             return read_log(state, batch)
         case events.KernelLogRead(batch=batch):
             return read_kernel(state, batch)
+        case events.ModulesRecalled(modules=modules):
+            return recall(state, modules)
         case events.SettingsReloaded():
             return _settings_reloaded(state, event)
         case events.ServiceProblem(problem=problem, is_active=is_active):

@@ -70,7 +70,7 @@ def classify(state: State, run: Run, status: ExitStatus, last_lines: tuple[str, 
             problem = Problem(Code.LOADER_ERROR, reason)
             return Verdict(ExitClass.TERMINAL, reason, problem, (Aspect.INSTALLATION, Aspect.SETTINGS))
     if orphans and status.code == 0:  # one that crashed did not mean to leave its children behind
-        reason = f"it left {orphans} process(es) behind and ended with {status}"
+        reason = f"it left {orphans} {'process' if orphans == 1 else 'processes'} behind and ended with {status}"
         problem = Problem(Code.FORKED_AWAY, reason)
         return Verdict(ExitClass.TERMINAL, reason, problem, (Aspect.INSTALLATION, Aspect.SETTINGS))
     when = "after the fabric was configured" if run.configured else "before the fabric was configured"
@@ -91,7 +91,7 @@ def _classify_stopped(run: Run, status: ExitStatus) -> Verdict:
 
 
 def _with_last_line(reason: str, last_lines: tuple[str, ...]) -> str:
-    return f"{reason}: {last_lines[-1]}" if last_lines else reason
+    return f"{reason}; its last line: {last_lines[-1]}" if last_lines else reason
 
 
 def failures_after(state: State, run: Run) -> int:

@@ -118,6 +118,7 @@ class Latched:
     session: str
 
 
+Link = tuple[str, int]  # bus id of the switch, port
 ErrorStream = tuple[str, int, int | None]  # bus id, SXid, port
 
 
@@ -207,6 +208,7 @@ class State:
     module_ids: Mapping[str, int] = field(
         default_factory=lambda: MappingProxyType({})
     )  # GPU bus id -> 1-based module id
+    contradicted_modules: frozenset[str] = frozenset()  # GPU bus ids of which contradictory module ids were learned
 
     is_kernel_log_read: bool = False  # at least once
     kernel_log_problem: str = ""
@@ -214,6 +216,7 @@ class State:
     kernel_minors: Mapping[str, str] = field(default_factory=_nothing)  # minor -> bus id, as the kernel log told it
     kernel_probing: str = ""  # the switch that the driver has begun to probe
     error_balances: Mapping[ErrorStream, Balance] = field(default_factory=_nothing)
+    link_errors: Mapping[Link, Mapping[int, int]] = field(default_factory=_nothing)  # see core.link_history
 
     log_problem: str = ""
     log_size_bytes: int | None = None

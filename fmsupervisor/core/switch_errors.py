@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fmsupervisor.conditions import Code
+from fmsupervisor.core.link_history import add_errors
 from fmsupervisor.core.state import Balance, Counters, ErrorStream, Latched, State
 from fmsupervisor.facts import Problem, SwitchErrorKey
 
@@ -93,7 +94,8 @@ def _counted(state: State, new: Mapping[SwitchErrorKey, int]) -> State:
     if not new:
         return state
     counters: Counters = replace(state.counters, switch_errors=_summed(state, state.counters.switch_errors, new))
-    state = replace(state, counters=counters)
+    history = add_errors(state.link_errors, state.now.monotonic, new, state.seen_switches)
+    state = replace(state, counters=counters, link_errors=history)
     for key, count in new.items():
         if key.severity == "fatal":
             state = latch(state, fatal_problem(state, key, count))

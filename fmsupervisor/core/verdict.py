@@ -56,7 +56,6 @@ class FabricState(StrEnum):
 # Conditions that make a configured fabric a degraded one.
 DEGRADING = frozenset(
     {
-        Code.GPU_TAKEN,
         Code.SWITCH_MISSING,
         Code.SWITCH_NOT_PROBED,
         Code.SWITCH_PASSED_THROUGH,
@@ -75,6 +74,24 @@ DEGRADING = frozenset(
         Code.GPU_RESET_NEEDED,
     }
 )
+
+
+# What wakes up a supervisor that is blocked by a condition that it derives anew each time.
+_CURES_BY_GROUP = {
+    "FMS-1": "the installed files",
+    "FMS-2": "the installed files",
+    "FMS-3": "the hardware",
+    "FMS-4": "what is at that path",
+    "FMS-5": "the settings or the installed files",
+}
+_CURES = {
+    Code.RELOAD_NEEDED: "the loaded driver",
+    Code.VERSION_MISMATCH: "the installed files or the loaded driver",
+    Code.GPU_WOULD_BE_TAKEN: "the drivers of the GPUs or the settings",
+    Code.CONFIG_UNWRITABLE: "the directory (tried again every 15 s)",
+    Code.FOREIGN_FABRIC_MANAGER: "the process table (looked at every 5 s)",
+    Code.RESTART_WITHHELD: "restart.policy, or a restart of the service",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,7 @@ def is_confirmed(state: State, run: Run) -> bool:
 def _with_process(state: State, run: Run, active: tuple[Problem, ...]) -> tuple[FabricState, str]:
     if run.stop is not None:
         waiting = "killed" if run.stop.is_killed else "asked to end"
-        return FabricState.STOPPING, f"Fabric Manager (pid {run.pid}) was {waiting}: {run.stop.cause}"
+        return FabricState.STOPPING, f"Fabric Manager (pid {run.pid}) was {waiting} ({run.stop.cause})"
     degrading = [problem for problem in active if problem.code in DEGRADING]
     if run.configured is not None:
         if degrading:
@@ -148,13 +165,16 @@ def _with_process(state: State, run: Run, active: tuple[Problem, ...]) -> tuple[
         named = ", ".join(device.pci_bus_id for device in switches.unconfigured(state))
         return FabricState.CONFIGURING, f"the log says configured, waiting for the driver to say so of {named}"
     if run.is_log_seen:
-        return FabricState.CONFIGURING, f"Fabric Manager (pid {run.pid}) configures the NVSwitches"
+        patience = f"must be done within {state.settings.fabric_manager.start_timeout_seconds:g} s"
+        return FabricState.CONFIGURING, f"Fabric Manager (pid {run.pid}) configures the NVSwitches; {patience}"
     return FabricState.STARTING, f"Fabric Manager (pid {run.pid}) was executed, its log has not begun"
 
 
 def _configured_sentence(state: State, run: Run) -> str:
     count = sum(1 for device in switches.devices(state) if device.is_usable) or len(switches.working(state))
-    return f"{count} NVSwitches configured, {len(run.registered)} GPUs registered in this session"
+    registered = len(run.registered)
+    gpus = "1 GPU" if registered == 1 else f"{registered} GPUs"
+    return f"{count} NVSwitches configured, {gpus} registered in this session"
 
 
 def _sentence(problem: Problem, others: int) -> str:
@@ -190,8 +210,8 @@ def _blocked(state: State) -> Gate:
     if problem is None:
         return Gate(FabricState.FAILED, "blocked")
     block = next((block for block in state.blocks if block.problem == problem), None)
-    cure = f"; waits for a change of {' or '.join(block.aspects)}" if block else ""
-    return Gate(FabricState.FAILED, _sentence(problem, 0) + cure)
+    cure = " or ".join(block.aspects) if block else _CURES.get(problem.code, _CURES_BY_GROUP[problem.code[:5]])
+    return Gate(FabricState.FAILED, f"{_sentence(problem, 0)}; waits for a change of {cure}")
 
 
 def _installation_gate(state: State) -> Gate | None:
@@ -257,6 +277,13 @@ def _module_gate(state: State) -> Gate | None:
     if state.load_retry_at is not None and state.now.monotonic < state.load_retry_at:
         detail = state.load_problem.detail if state.load_problem else "it was loaded a moment ago and is gone"
         return Gate(waiting, f"will load nvidia.ko again: {detail}")
+    return _load_gate(state)
+
+
+def _load_gate(state: State) -> Gate:
+    waiting = FabricState.WAITING_FOR_MODULE
+    if state.installation is not None and not state.installation.is_module_checked:  # one was live then
+        return Gate(waiting, "reading nvidia.ko anew, to load it", InspectInstallation())
     choice = state.installation.module if state.installation else None
     if choice is None:
         return Gate(waiting, "no nvidia.ko was chosen")
@@ -276,7 +303,9 @@ def _switch_gate(state: State) -> Gate | None:
     if unready:
         listing += f"; not ready: {', '.join(unready)}"
     if state.now.monotonic < switch_deadline(state):
-        return Gate(FabricState.WAITING_FOR_SWITCHES, listing)
+        policy = state.settings.switches
+        what = f"waits for {policy.deadline_seconds:g} s, then switches.when_missing ({policy.when_missing}) applies"
+        return Gate(FabricState.WAITING_FOR_SWITCHES, f"{listing}; {what}")
     match state.settings.switches.when_missing:
         case "start-anyway" if working:
             return None
@@ -315,10 +344,14 @@ def _start_gate(state: State) -> Gate:
         return Gate(FabricState.BACKOFF, "choosing a pause", DrawBackoff(state.failures))
     if state.next_start_at is not None and state.now.monotonic < state.next_start_at:
         reason = state.last_exit.reason if state.last_exit else "the last start failed"
-        return Gate(FabricState.BACKOFF, f"pausing after death {state.failures} in a row: {reason}")
+        times = f"{state.failures} times in a row" if state.failures > 1 else "once"
+        return Gate(
+            FabricState.BACKOFF,
+            f"Fabric Manager died {times}; the next start follows a pause of {state.backoff_seconds:.1f} s; {reason}",
+        )
     reason = f"all {len(switches.working(state))} NVSwitches are ready"
     if state.failures:
-        reason = f"restart after death {state.failures} in a row; {reason}"
+        reason = f"restart number {state.failures} in a row; {reason}"
     is_resilient = (
         state.settings.fabric_manager.resiliency_restart
         and state.settings.fabric_manager.fabric_mode in (1, 2)

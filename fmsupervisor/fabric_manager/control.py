@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import time
+from collections import deque
 from collections.abc import Callable
 
 from fmsupervisor.core.events import (
@@ -23,6 +24,7 @@ from fmsupervisor.facts import ExitStatus, LogBatch
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.settings import FabricManagerSettings, Settings
 
+_LOG_TAIL_LINES = 5  # of the log, before those of its stderr, in what is told of its end
 _FINAL_READS = 256  # of the log after the process has ended
 _SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -52,6 +54,7 @@ class FabricManagerControl:
         self._child: Child | None = None
         self._follower: LogFollower | None = None
         self._parsers: dict[str, LogParser] = {}
+        self._log_tail: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
         self._is_reading_on = False
         self._stop_timeout_seconds = 10.0
 
@@ -64,6 +67,7 @@ class FabricManagerControl:
         """Execute Fabric Manager with the prepared configuration."""
         manager = settings.fabric_manager
         self._stop_timeout_seconds = manager.stop_timeout_seconds
+        self._log_tail.clear()
         self._follow(log_file)
         self._parsers = {source: LogParser(source) for source in ("stdout", "stderr")}
         arguments = [self._root.path(manager.binary), "-c", self._root.path(manager.config)]
@@ -105,7 +109,7 @@ class FabricManagerControl:
             return
         batch = self._follower.read()
         if batch is not None:
-            self._feed(LogRead(batch))
+            self._tell_log(batch)
         if self._follower.has_more:
             self._is_reading_on = True
             self._loop.call_soon(self._read_on)
@@ -137,7 +141,7 @@ class FabricManagerControl:
             self._tell(parser.take_batch())
         self._read_rest()
         lines = child.last_lines if child else ()
-        self._feed(FabricManagerExited(status, lines, orphans))
+        self._feed(FabricManagerExited(status, (*self._log_tail, *lines), orphans))
         if orphans:
             self._children.end_orphans(self._stop_timeout_seconds, lambda: self._feed(OrphansEnded()))
 
@@ -148,10 +152,14 @@ class FabricManagerControl:
         for _ in range(_FINAL_READS):
             batch = self._follower.read()
             if batch is not None:
-                self._feed(LogRead(batch))
+                self._tell_log(batch)
             if not self._follower.has_more:
                 break
-        self._feed(LogRead(self._follower.finish()))
+        self._tell_log(self._follower.finish())
+
+    def _tell_log(self, batch: LogBatch) -> None:
+        self._log_tail.extend(record.text for record in batch.relay)
+        self._feed(LogRead(batch))
 
     def close(self) -> None:
         """Close the log."""

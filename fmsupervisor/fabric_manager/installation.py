@@ -52,7 +52,8 @@ def inspect(
     """Look at everything that is installed. ``user``: who, besides root, may own the files (default: this process)."""
     owner = os.geteuid() if user is None else user
     fingerprint = fingerprint_of(root, settings)
-    module, module_problems = _module(root, settings, kernel_release, owner)
+    will_be_loaded = settings.module.load and not _is_module_live(root)
+    module, module_problems = _module(root, settings, kernel_release, owner, will_be_loaded=will_be_loaded)
     nscq_path, nscq_version, nscq_problems = _nscq(root, settings, owner)
     binary_problems = _binary(root, settings, owner)
     programs = [path for path in (settings.fabric_manager.binary, nscq_path) if path is not None]
@@ -76,6 +77,7 @@ def inspect(
         problems=_distinct(problems),
         fingerprint=fingerprint,
         watched_paths=watched_paths(root, settings),
+        is_module_checked=will_be_loaded,
     )
 
 
@@ -83,10 +85,10 @@ _NOT_TO_BE_RUN = frozenset({Code.FABRIC_MANAGER_MISSING, Code.INSECURE_FILE})
 
 
 def _module(
-    root: HostRoot, settings: Settings, kernel_release: str, owner: int
+    root: HostRoot, settings: Settings, kernel_release: str, owner: int, *, will_be_loaded: bool
 ) -> tuple[ModuleChoice | None, list[Problem]]:
     """The module file; when nothing will be loaded, its version is all that counts and nothing is wrong with it."""
-    if _is_module_live(root) or not settings.module.load:
+    if not will_be_loaded:
         selected = select_module(root, settings, kernel_release)
         if isinstance(selected, Problem):
             return None, []

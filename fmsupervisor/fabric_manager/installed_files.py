@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.fabric_manager.libraries import host_directories
@@ -21,6 +22,8 @@ from fmsupervisor.host.trusted_path import walk
 from fmsupervisor.settings import Settings
 
 _MOST_ENTRIES = 1024  # of one directory
+_WATCHED_DEPTH = 2  # below a release: updates/nvidia
+_MOST_WATCHED = 256  # directories of one release
 
 
 def fingerprint_of(root: HostRoot, settings: Settings) -> str:
@@ -42,8 +45,9 @@ def watched_paths(root: HostRoot, settings: Settings) -> tuple[str, ...]:
         os.path.dirname(fabric_manager.stock_config),
         fabric_manager.topology_path,
         search_path,
-        *(f"{search_path}/{name}" for name in _names(root, search_path)),
         *(os.path.dirname(path) for path in _module_files(root, settings)),
+        *(f"{search_path}/{name}" for name in _names(root, search_path)),
+        *(path for release in _releases(root, settings) for path in islice(_below(root, release), _MOST_WATCHED)),
         *(directory for directory in host_directories(root) if _names(root, directory)),
         "/etc",
     ]
@@ -68,16 +72,18 @@ def _deciding_paths(root: HostRoot, settings: Settings) -> Iterator[str]:
             yield f"{directory}/{name}/modules.builtin"
 
 
+def _releases(root: HostRoot, settings: Settings) -> list[str]:
+    """The directory of every release that may be chosen."""
+    search_path = settings.module.search_path.rstrip("/")
+    running = _running_release(root) if settings.layout == "packaged" else None
+    return [f"{search_path}/{name}" for name in _names(root, search_path) if running in (None, name)]
+
+
 def _module_files(root: HostRoot, settings: Settings) -> Iterator[str]:
     """The nvidia.ko of every release that may be chosen."""
-    search_path = settings.module.search_path.rstrip("/")
-    names = _names(root, search_path)
-    if settings.layout == "packaged":
-        running = _running_release(root)
-        names = [name for name in names if name == running]
-    for name in names:
+    for release in _releases(root, settings):
         try:
-            found = find_module_file(root, f"{search_path}/{name}")
+            found = find_module_file(root, release)
         except CannotObserve:
             continue
         if found is not None:
@@ -112,6 +118,24 @@ def _change_time(root: HostRoot, directory: str) -> str:
     except CannotObserve as error:
         return error.reason
     return "absent" if status is None else f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
+
+
+def _below(root: HostRoot, directory: str, depth: int = _WATCHED_DEPTH) -> Iterator[str]:
+    """What is below a directory, without links: nvidia.ko may yet come to any of them."""
+    for name in _names(root, directory):
+        path = f"{directory}/{name}"
+        if _is_directory(root, path):
+            yield path
+            if depth > 1:
+                yield from _below(root, path, depth - 1)
+
+
+def _is_directory(root: HostRoot, path: str) -> bool:
+    try:
+        status = root.status(path, follow_symlinks=False)
+    except CannotObserve:
+        return False
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _names(root: HostRoot, directory: str) -> list[str]:

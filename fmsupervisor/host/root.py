@@ -28,6 +28,8 @@ class HostRoot:
         """Where the host's ``logical`` path (absolute) is on this machine."""
         if not logical.startswith("/"):
             raise ValueError(f"not an absolute path: {logical!r}")
+        if "\0" in logical:  # made from the content of a damaged file
+            raise CannotObserve(repr(logical), "no path can hold a NUL")
         return self._prefix + logical
 
     def logical(self, real: str) -> str:

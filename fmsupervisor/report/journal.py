@@ -207,7 +207,7 @@ def log_fabric_manager_exited(
         "reason": reason,
         "details": tuple(last_lines),
     }
-    log_event(Event.FM_EXITED, level, f"Fabric Manager ended ({exit_class}, {status}): {reason}", **fields)
+    log_event(Event.FM_EXITED, level, f"Fabric Manager ended ({exit_class}): {reason}", **fields)
 
 
 def log_fabric_manager_line(record: LogRecord, fm_pid: int | None, session: str | None, source: str) -> None:

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric as Family
 
 from fmsupervisor import __version__, sxid
 from fmsupervisor.conditions import REGISTRY
-from fmsupervisor.core import switches
+from fmsupervisor.core import link_history, switches
 from fmsupervisor.core.state import ExitClass, State
 from fmsupervisor.core.verdict import FabricState
 from fmsupervisor.facts import DriverState, LoadedModule, SwitchErrorKey
@@ -166,6 +166,10 @@ def _gpus(snapshot: Snapshot) -> Iterator[Sample]:
     for gpu in state.host.gpus:
         module_id = _text(state.module_ids.get(gpu.pci_bus_id))
         yield Sample("fabric_gpu_info", 1, (gpu.pci_bus_id, gpu.driver or "", module_id))
+    registered = {state.gpu_buses.get(uuid, bus) for uuid, bus in state.run.registered.items()} if state.run else set()
+    if state.run is not None and registered <= {gpu.pci_bus_id for gpu in state.host.gpus}:
+        for gpu in state.host.gpus:
+            yield Sample("fabric_gpu_registered", float(gpu.pci_bus_id in registered), (gpu.pci_bus_id,))
 
 
 def _switches(snapshot: Snapshot) -> Iterator[Sample]:
@@ -217,6 +221,16 @@ def _sxids(snapshot: Snapshot) -> Iterator[Sample]:
             yield Sample(name, count, labels)
 
 
+def _links(snapshot: Snapshot) -> Iterator[Sample]:
+    """At most as many links as ``core.link_history`` keeps."""
+    state = snapshot.state
+    last_hour = link_history.errors_within(state, link_history.HOUR_SECONDS)
+    for link, count in sorted(link_history.errors_within(state, link_history.DAY_SECONDS).items()):
+        bus_id, port = link
+        yield Sample("nvswitch_link_sxids_last_hour", last_hour.get(link, 0), (bus_id, str(port)))
+        yield Sample("nvswitch_link_sxids_last_day", count, (bus_id, str(port)))
+
+
 def _sxid_labels(state: State, key: SwitchErrorKey) -> tuple[str, str, str]:
     """Everything that was not called fatal is non-fatal here."""
     module = state.host.module if state.host else None
@@ -247,6 +261,7 @@ _PARTS: Mapping[str, Callable[[Snapshot], Iterator[Sample]]] = MappingProxyType(
         "switches": _switches,
         "driver": _driver,
         "sxids": _sxids,
+        "links": _links,
         "kernel_log": _kernel_log,
     }
 )

@@ -23,6 +23,7 @@ from http import HTTPStatus
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from fmsupervisor import signals
 from fmsupervisor.errors import ActionFailed, ConfigError
 from fmsupervisor.facts import Problem
 from fmsupervisor.host.root import HostRoot
@@ -266,6 +267,7 @@ class MetricsServer:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, serving: "asyncio.Task[None]") -> None:
+    signals.hold()
     with suppress(asyncio.CancelledError):
         loop.run_until_complete(serving)
     loop.close()

@@ -140,6 +140,11 @@ SECTIONS: tuple[Section, ...] = (
                 "fabricmanager_gpus_registered", "GPUs that have joined the fabric in this session of Fabric Manager."
             ),
             _gauge(
+                "fabric_gpu_registered",
+                "Whether this GPU has joined the fabric in this session; left out when the log names GPUs otherwise.",
+                "pci_bus_id",
+            ),
+            _gauge(
                 "fabricmanager_gpu_registrations_lost",
                 "GPUs that had joined an earlier session and not this one: their guests must be restarted.",
             ),
@@ -193,6 +198,18 @@ SECTIONS: tuple[Section, ...] = (
                 "pci_bus_id",
                 "sxid",
                 "severity",
+            ),
+            _gauge(
+                "nvswitch_link_sxids_last_hour",
+                "Non-fatal SXids of a link in the last hour, without 22013; only of links that had any within a day.",
+                "pci_bus_id",
+                "port",
+            ),
+            _gauge(
+                "nvswitch_link_sxids_last_day",
+                "Non-fatal SXids of a link in the last 24 hours, without 22013; only of links that had any.",
+                "pci_bus_id",
+                "port",
             ),
             _info(
                 "nvidia_module_info",

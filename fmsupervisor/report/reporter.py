@@ -6,7 +6,8 @@ has settled, with the state in which the supervisor comes to rest. Both only com
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fmsupervisor.clock import Clock
@@ -113,17 +114,34 @@ class Reporter:
             case events.KernelLogRead(batch=batch):
                 kernel_journal.log_kernel_batch(batch)
             case events.SettingsReloaded(problem=None):
-                journal.log_event(Event.SETTINGS_RELOADED, "info", "the settings were read again")
+                changed = ", ".join(self._changed_settings(state)) or "nothing"
+                journal.log_event(Event.SETTINGS_RELOADED, "info", f"the settings were read again; changed: {changed}")
             case events.StopRequested():
                 self.notifier.stopping()
                 journal.log_event(Event.SERVICE_STOPPING, "info", "stopping")
             case _:
                 pass
 
+    def _changed_settings(self, state: State) -> Iterator[str]:
+        """The keys that a reload changed."""
+        before = self._snapshot.state.settings if self._snapshot else state.settings
+        for table in fields(state.settings):
+            old, new = getattr(before, table.name), getattr(state.settings, table.name)
+            if not is_dataclass(new):
+                yield from [table.name] if old != new else []
+                continue
+            for key in fields(new):
+                if getattr(old, key.name) != getattr(new, key.name):
+                    yield f"{table.name}.{key.name}"
+
     def _action(self, what: str, reason: str, state: State) -> None:
         pid = state.run.pid if state.run else None
         session = state.run.session if state.run else None
         journal.log_event(Event.ACTION_TAKEN, "warning", f"{what}: {reason}", fm_pid=pid, session=session)
+
+    def action_failed(self, text: str) -> None:
+        """Something that nothing depends on could not be done."""
+        journal.log_event(Event.ACTION_FAILED, "warning", text)
 
     def report(self, state: State) -> None:
         """Tell the difference to the last report."""
@@ -152,6 +170,8 @@ class Reporter:
         for key, problem in had.items():
             if key not in has:
                 since = self._conditions_since.pop(key, state.now.wall)
+                if state.is_stopping:
+                    continue  # nothing got better, it is only no longer looked at
                 journal.log_condition(problem, raised=False, active_seconds=state.now.wall - since)
 
     def _tell_systemd(self, state: State, now: Verdict) -> None:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 
 from fmsupervisor import __version__
-from fmsupervisor.conditions import REGISTRY
-from fmsupervisor.core import switches
+from fmsupervisor.conditions import REGISTRY, Code
+from fmsupervisor.core import link_history, switches
 from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, Verdict
 from fmsupervisor.facts import DeviceState, DriverState, LoadedModule, SwitchErrorKey, Unknown
@@ -33,6 +33,7 @@ def status_document(
         "session": state.run.session if state.run else None,
         "steps": list(_steps(state, verdict)),
         "switches": list(_switch_rows(state)),
+        "links": list(_link_rows(state)),
         "gpus": list(_gpu_rows(state)),
         "device_nodes": [
             {"path": result.node.path, "outcome": result.outcome, "detail": result.detail} for result in state.nodes
@@ -59,6 +60,19 @@ def status_document(
     }
 
 
+_SWITCH_FAULTS = frozenset(
+    {
+        Code.SWITCH_MISSING,
+        Code.SWITCH_NOT_PROBED,
+        Code.SWITCH_PASSED_THROUGH,
+        Code.SWITCH_BLACKLISTED,
+        Code.SWITCH_LOST,
+        Code.SWITCH_NOT_RESPONDING,
+        Code.SWITCH_UNCONFIGURED,
+    }
+)
+
+
 def _steps(state: State, verdict: Verdict) -> Iterator[Document]:
     """The chain, one row per step: ok, waiting, failed, unknown or skipped."""
     if verdict.state is FabricState.NOT_APPLICABLE:
@@ -66,7 +80,7 @@ def _steps(state: State, verdict: Verdict) -> Iterator[Document]:
         return
     yield _installation_step(state, verdict)
     yield _module_step(state, verdict)
-    yield _switch_step(state)
+    yield _switch_step(state, verdict)
     yield _node_step(state)
     yield _config_step(state, verdict)
     yield _process_step(state, verdict)
@@ -115,17 +129,21 @@ def _module_step(state: State, verdict: Verdict) -> Document:
             return _step("module", "waiting", "loading" if state.is_loading else "not loaded")
 
 
-def _switch_step(state: State) -> Document:
+def _switch_step(state: State, verdict: Verdict) -> Document:
     working, expected = len(switches.working(state)), switches.expected(state)
-    status = "ok" if working >= max(expected, 1) else "waiting"
-    return _step("switches", status, f"{working} of {expected} bound and probed")
+    faulty = next((problem for problem in verdict.problems if problem.code in _SWITCH_FAULTS), None)
+    detail = f"{working} of {expected} bound and probed"
+    if faulty is not None:
+        return _step("switches", "failed", f"{detail}; {faulty.code} {faulty.detail}")
+    return _step("switches", "ok" if working >= max(expected, 1) else "waiting", detail)
 
 
 def _node_step(state: State) -> Document:
     bad = [result for result in state.nodes if result.outcome in ("refused", "failed")]
     if bad:
         return _step("device-nodes", "failed", f"{bad[0].node.path}: {bad[0].detail}")
-    return _step("device-nodes", "ok" if state.nodes_for else "waiting", f"{len(state.nodes)} nodes right")
+    is_done = bool(state.nodes or state.nodes_for)
+    return _step("device-nodes", "ok" if is_done else "waiting", f"{len(state.nodes)} nodes right")
 
 
 def _config_step(state: State, verdict: Verdict) -> Document:
@@ -141,7 +159,7 @@ def _process_step(state: State, verdict: Verdict) -> Document:
     if state.run is not None:
         return _step("fabric-manager", "ok", f"pid {state.run.pid}, session {state.run.session}")
     if verdict.state in (FabricState.FAILED, FabricState.BACKOFF):
-        return _step("fabric-manager", "failed", verdict.reason)
+        return _step("fabric-manager", "failed", "not running")
     return _step("fabric-manager", "waiting", "not running")
 
 
@@ -153,7 +171,7 @@ def _fabric_step(verdict: Verdict) -> Document:
             status = "failed"
         case _:
             status = "waiting"
-    return _step("fabric", status, verdict.reason)
+    return _step("fabric", status, str(verdict.state))
 
 
 def _switch_rows(state: State) -> Iterator[Document]:
@@ -176,19 +194,38 @@ def _switch_rows(state: State) -> Iterator[Document]:
         }
 
 
+def _link_rows(state: State) -> Iterator[Document]:
+    """Links with non-fatal errors within a day, the worst first."""
+    last_hour = link_history.errors_within(state, link_history.HOUR_SECONDS)
+    last_day = link_history.errors_within(state, link_history.DAY_SECONDS)
+    for link in sorted(last_day, key=lambda one: (-last_hour.get(one, 0), -last_day[one], one)):
+        bus_id, port = link
+        yield {"pci_bus_id": bus_id, "port": port, "last_hour": last_hour.get(link, 0), "last_day": last_day[link]}
+
+
 def _name(state: DriverState | DeviceState | int) -> str:
     return str(state) if isinstance(state, int) else state.name
 
 
 def _gpu_rows(state: State) -> Iterator[Document]:
     registered = {state.gpu_buses.get(uuid, bus) for uuid, bus in state.run.registered.items()} if state.run else set()
+    lost = {state.gpu_buses.get(uuid, "") for uuid in state.lost_registrations}
     for gpu in state.host.gpus if state.host else ():
         yield {
             "pci_bus_id": gpu.pci_bus_id,
             "driver": gpu.driver,
             "module_id": state.module_ids.get(gpu.pci_bus_id),
+            "module_id_source": _module_id_source(state, gpu.pci_bus_id),
             "registered": gpu.pci_bus_id in registered,
+            "registration_lost": gpu.pci_bus_id in lost,
         }
+
+
+def _module_id_source(state: State, bus_id: str) -> str:
+    """Learned from Fabric Manager's log, now or by an earlier run; or why there is none."""
+    if bus_id in state.module_ids:
+        return "learned"
+    return "contradictory" if bus_id in state.contradicted_modules else "unknown"
 
 
 def _fabric_manager(state: State) -> Document:
@@ -203,6 +240,7 @@ def _fabric_manager(state: State) -> Document:
         "started_at": run.started.wall if run else None,
         "configured_at": run.configured.wall if run and run.configured else None,
         "gpus_registered": len(run.registered) if run else 0,
+        "log_file": state.config.log_file if state.config else None,
         "starts": state.counters.starts,
         "failures_in_a_row": state.failures,
         "exits": {str(name): count for name, count in state.counters.exits.items()},

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from fmsupervisor import signals
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
@@ -26,8 +28,9 @@ class Worker:
     async def call(self, function: Callable[[], bool]) -> bool:
         """What ``function`` returns or raises. A call whose caller was cancelled before its turn is left out."""
         if self._calls is None:
-            self._calls = SimpleQueue()
-            threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
+            calls: SimpleQueue[_Call | None] = SimpleQueue()
+            threading.Thread(target=_work, args=(calls,), name=self._name, daemon=True).start()
+            self._calls = calls  # only now: that no thread can be started is raised, and tried again by the next call
         call = _Call(function, asyncio.get_running_loop().create_future())
         self._calls.put(call)
         return await call.answer
@@ -40,6 +43,7 @@ class Worker:
 
 
 def _work(calls: "SimpleQueue[_Call | None]") -> None:
+    signals.hold()
     while (call := calls.get()) is not None:
         if call.answer.cancelled():
             continue

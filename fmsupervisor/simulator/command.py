@@ -39,31 +39,42 @@ def simulate(name: str, speed: float, directory: str | None, metrics: str | None
     """Run the daemon in the scenario until interrupted, or with ``once`` until the end state (exit status 0 or 1)."""
     scenario = SCENARIOS.get(name)
     if scenario is None:
-        raise ConfigError(f"no scenario {name!r}; one of {', '.join(SCENARIOS)}")
+        import difflib  # noqa: PLC0415 - only after a mistake
+
+        near = ", ".join(difflib.get_close_matches(name, SCENARIOS)) or "see --list"
+        print(f"fmsupervisor: no scenario {name!r}; {near}", file=sys.stderr)
+        return ExitCode.USAGE
     path = os.path.abspath(directory) if directory else tempfile.mkdtemp(prefix="fmsupervisor-simulation-")
     if directory:
         _make_empty(path)
     try:
-        return asyncio.run(Simulation(scenario, path, speed, metrics).run(once=once))
+        return asyncio.run(Simulation(scenario, path, speed, metrics, is_kept=directory is not None).run(once=once))
     finally:
         if directory is None:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _make_empty(path: str) -> None:
-    os.makedirs(path, exist_ok=True)
-    if os.listdir(path):
+    try:
+        os.makedirs(path, exist_ok=True)
+        names = os.listdir(path)
+    except OSError as error:
+        raise ConfigError(f"--directory {path}: {error.strerror}") from error
+    if names:
         raise ConfigError(f"--directory {path}: it is not empty")
 
 
 class Simulation:
     """One run of one scenario."""
 
-    def __init__(self, scenario: Scenario, directory: str, speed: float, metrics: str | None) -> None:
+    def __init__(
+        self, scenario: Scenario, directory: str, speed: float, metrics: str | None, *, is_kept: bool = True
+    ) -> None:
         self.world = World(scenario, directory, speed)
         self._scenario = scenario
         self._directory = directory
         self._speed = speed
+        self._is_kept = is_kept
         text = "".join(_toml(scenario.settings_at(speed) | {"metrics": {"listen": metrics or _free_address()}}))
         self.world.root.write_atomically(SETTINGS_FILE, text.encode(), durable=False)
         self.daemon = Daemon(
@@ -79,21 +90,23 @@ class Simulation:
         """The exit status: 0; with ``once``, 1 when the end state was not reached."""
         settings = self._load()
         print(f"scenario   {self._scenario.name}: {self._scenario.summary}")
-        print(f"host       {self._directory}")
-        print(f"status     fmsupervisor status --root {self._directory}")
+        print(f"host       {self._directory}{'' if self._is_kept else ' (removed at the end)'}")
+        print(f"status     {_program()} status --root {self._directory}")
         print(f"metrics    http://{settings.metrics.listen}/metrics")
         if journal.is_connected_to_journal(os.environ, sys.stderr):
             print("log        the journal, as in production\n", flush=True)
             journal.configure_logging(settings.logging, os.environ)
             outcome = await self._play(once=once)
         else:
-            print(f"log        {self._directory}{LOG_FILE}\n", flush=True)
+            print(f"log        {self._directory}{LOG_FILE}")
+            print("Ctrl-C     stops it in order\n", flush=True)
             with self._open_log() as log:
                 journal.configure_logging(settings.logging, {}, log)
                 try:
                     outcome = await self._play(once=once)
                 finally:
                     journal.configure_logging(settings.logging, {}, sys.stderr)
+        print("stopped")
         return self._conclude(outcome) if once else ExitCode.OK
 
     def _open_log(self) -> TextIO:
@@ -104,13 +117,15 @@ class Simulation:
         self._began = time.monotonic()
         daemon = asyncio.create_task(self.daemon.run())
         audience = asyncio.create_task(self._watch(once=once))
-        try:
-            await daemon
-        finally:
-            outcome = None if daemon.done() and not audience.done() else audience.result()
+        await asyncio.wait({daemon, audience}, return_when=asyncio.FIRST_COMPLETED)
+        if not daemon.done():
+            self.daemon.supervisor.feed(StopRequested())  # the end state, or nobody looks any more
+            await asyncio.wait({daemon})
+        daemon.result()
+        if not audience.done():
             audience.cancel()
-            self._show(self.daemon.reporter.document)
-        return outcome
+            return None
+        return audience.result()
 
     async def _watch(self, *, once: bool) -> bool | str:
         while True:
@@ -127,7 +142,6 @@ class Simulation:
             if outcome is None and elapsed > max(_LIMIT_SECONDS / self._speed, _LIMIT_REAL_SECONDS):
                 outcome = f"time is up: {'; '.join(self._scenario.expectation.missing(document))}"
             if outcome is not None:
-                self.daemon.supervisor.feed(StopRequested())
                 return outcome
 
     def _conclude(self, outcome: object) -> int:
@@ -139,7 +153,9 @@ class Simulation:
         return ExitCode.NOT_CONFIGURED
 
     def _show(self, document: Mapping[str, Any]) -> None:
-        """Print the lines of the chain that are new."""
+        """Print the lines of the chain that are new; of a stop only that it is one."""
+        if document["state"] == "stopping" and self.daemon.supervisor.state.is_stopping:
+            return
         elapsed = (time.monotonic() - self._began) * self._speed
         for key, line in _chain(document):
             if self._shown.get(key) != line:
@@ -161,6 +177,12 @@ def _chain(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{row['code']} {row['subject']}",
             f"{row['severity']:<8} {row['code']:<17} {row['title']}: {row['detail']}",
         )
+
+
+def _program() -> str:
+    """How this program was called, so that the line can be copied."""
+    name = sys.argv[0]
+    return f"{sys.executable} -m fmsupervisor" if name.endswith("__main__.py") else name
 
 
 def _free_address() -> str:

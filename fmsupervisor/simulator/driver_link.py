@@ -59,21 +59,22 @@ class DeviceNodes:
 
     def __init__(self, host: str, minors: Iterable[int]) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC
-        self._control = os.open(host + CONTROL_NODE, flags)
-        self._held = [os.open(f"{host}/dev/nvidia-nvlink", flags)]
+        self._held = [os.open(host + path, flags) for path in (CONTROL_NODE, "/dev/nvidia-nvlink")]
+        self._switches = []
         for minor in minors:
             try:
-                self._held.append(os.open(f"{host}/dev/nvidia-nvswitch{minor}", flags))
+                self._switches.append(os.open(f"{host}/dev/nvidia-nvswitch{minor}", flags))
             except OSError as error:
                 if error.errno != errno.ENODEV:  # blacklisted, or removed a moment ago
                     raise
 
-    def beat(self, state: str, switches: Sequence[str]) -> None:  # noqa: ARG002 - the driver knows its switches
-        """One ioctl for all switches."""
+    def beat(self, state: str, switches: Sequence[str]) -> None:  # noqa: ARG002 - those that were opened at the start
+        """One ioctl for each: a switch that went and came back has a stale descriptor here, and stays unconfigured."""
         import fcntl  # noqa: PLC0415 - start-up time on simulated hosts
 
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(self._control, _HEARTBEAT, _REQUEST.pack(_ALL_SWITCHES, state == "configured"))
+        for descriptor in self._switches:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(descriptor, _HEARTBEAT, _REQUEST.pack(_ALL_SWITCHES, state == "configured"))
 
 
 def device_number(path: str) -> int | None:

@@ -483,7 +483,7 @@ _RUN_TIME = (
     Scenario(
         "gpu-taken",
         "Somebody binds a guest's GPU to the nvidia driver.",
-        Expectation(("degraded",), active=(Code.GPU_TAKEN,), most_starts=1),
+        Expectation(("configured",), active=(Code.GPU_TAKEN,), most_starts=1),
         timeline=(Step(12.0, "bind_gpu", (GPUS[0], "nvidia")),),
     ),
     Scenario(

@@ -193,5 +193,7 @@ def _journal_of_the_kernel(reason: str) -> Piece:
     if output.status != 0:
         return Piece("kernel.log", outcome=Outcome.ERROR, note=f"{reason}; journalctl -k: {output.problem or 'failed'}")
     lines = [line for line in output.content.decode("utf-8", "replace").splitlines() if _TELLING.search(line)]
-    content = ("\n".join(lines) + "\n").encode()[-LOG_BYTES:]
-    return Piece("kernel.log", content, Outcome.CUT if output.is_cut else Outcome.OK, f"from journalctl -k: {reason}")
+    content = ("\n".join(lines) + "\n").encode()
+    is_cut = output.is_cut or len(content) > LOG_BYTES
+    content = whole_words(content[-LOG_BYTES:], at_end=False) if len(content) > LOG_BYTES else content
+    return Piece("kernel.log", content, Outcome.CUT if is_cut else Outcome.OK, f"from journalctl -k: {reason}")

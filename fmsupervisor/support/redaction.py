@@ -36,7 +36,7 @@ _NOT_INSIDE = r"(?<![0-9A-Za-z])"
 _NOT_FOLLOWED = r"(?![0-9A-Za-z])"
 _LABEL = r"(?:serial(?:[ _-]{0,2}(?:number|num|no))?|\bs/n|\bsn|guid|asset[ _-]?tag)"
 _LABELLED = re.compile(
-    rf"({_LABEL}[\"']?\s{{0,40}}[:=>]\s{{0,40}}[\"']?)([0-9A-Za-z][0-9A-Za-z._/-]{{2,63}})", re.IGNORECASE
+    rf"({_LABEL}[\"']?\s{{0,40}}[:=>]\s{{0,40}}[\"']?)([0-9A-Za-z][0-9A-Za-z./-]{{2,63}})", re.IGNORECASE
 )
 _LABEL_ALONE = re.compile(_LABEL, re.IGNORECASE)
 _DEVICE_UUID = re.compile(
@@ -73,7 +73,7 @@ class Redactor:
         for found in _DEVICE_UUID.finditer(text):
             self._device(found)
         for found in _LABELLED.finditer(text):
-            value = found[2].rstrip("._/-")
+            value = found[2].rstrip("./-")
             if _is_serial(value) and len(value) >= _SHORTEST_SERIAL and len(self._serials) < _SERIALS:
                 self._serials.setdefault(value)
 
@@ -132,7 +132,7 @@ class Redactor:
         return names.setdefault(thing, f"{kind}-{len(names) + 1}")
 
     def _labelled(self, found: re.Match[str]) -> str:
-        value = found[2].rstrip("._/-")
+        value = found[2].rstrip("./-")
         if not _is_serial(value) or _DEVICE_UUID.match(found[2]) or _UUID.match(found[2]):
             return found[0]
         return found[1] + self._label("serial", value) + found[2][len(value) :]

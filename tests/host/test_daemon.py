@@ -293,6 +293,19 @@ class TestTheEnd:
         assert simulation.end(signal.SIGINT) == 0
         assert processes_of(host) == []
 
+    def test_waits_for_signals_that_come_too_early_and_ignores_those_that_come_too_late(
+        self, simulate: Callable[..., Simulation], host: Path
+    ) -> None:
+        simulation = simulate()
+        simulation.until((host / "run/fmsupervisor/lock").exists)
+        simulation.process.send_signal(signal.SIGHUP)
+        while simulation.process.poll() is None:
+            simulation.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert simulation.process.returncode == 0, simulation.log.read_text()
+        assert "Traceback" not in simulation.log.read_text()
+        assert processes_of(host) == []
+
 
 class TestASecondDaemon:
     def test_in_the_same_state_directory_ends_with_75_and_names_the_first(
@@ -393,7 +406,7 @@ class TestSystemd:
         environment = Path(f"/proc/{simulation.status['fabric_manager']['pid']}/environ").read_text()
         names = {entry.partition("=")[0] for entry in environment.rstrip("\0").split("\0")}
         assert names == {"PATH", "LANG", "LD_LIBRARY_PATH"}
-        assert "READY=1" in systemd.lines
+        simulation.until(lambda: "READY=1" in systemd.lines)
         simulation.end()
 
 
@@ -446,6 +459,78 @@ class TestSighup:
                 assert one.daemon.supervisor.state.settings.restart.crash_loop_count == 9
 
         play(scene())
+
+
+class TestWhatChangesUnderneath:
+    def test_a_configuration_that_cannot_be_read_while_another_fabric_manager_is_there(self, host: Path) -> None:
+        async def scene() -> None:
+            async with running(host, "foreign-fm") as one:
+                await one.until(lambda: one.state == "failed")
+                path = one.root.path(one.daemon.supervisor.state.settings.fabric_manager.config)
+                os.unlink(path)
+                os.mkdir(path)
+                looked_at = one.daemon.supervisor.state.foreign_looked_at
+                await one.until(lambda: one.daemon.supervisor.state.foreign_looked_at > looked_at)
+                assert one.codes >= {"FMS-503"}
+
+        play(scene())
+
+    def test_a_user_who_is_removed_makes_the_nodes_fail_and_not_the_service(self, host: Path) -> None:
+        async def scene() -> None:
+            async with running(host) as one:
+                await one.until(lambda: one.state == "configured")
+                one.write_settings({"device_nodes": {"owner": "nobody-of-that-name"}})
+                os.kill(os.getpid(), signal.SIGHUP)
+                await one.until(lambda: "FMS-402" in one.codes)
+                one.write_settings({})
+                os.kill(os.getpid(), signal.SIGHUP)
+                await one.until(lambda: "FMS-402" not in one.codes)
+                assert one.state == "configured"
+
+        play(scene())
+
+    def test_threads_that_cannot_be_started_are_waited_for(self, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = []
+
+        def refuse(_thread: threading.Thread) -> None:
+            refused.append(_thread)
+            raise RuntimeError("can't start new thread")
+
+        async def scene() -> None:
+            async with running(host) as one:
+                await one.until(lambda: one.state == "configured")
+                with monkeypatch.context() as patch:
+                    patch.setattr(threading.Thread, "start", refuse)
+                    (host / "usr/local/nvidia/usr/bin/other").mkdir()
+                    await one.until(lambda: refused)
+                assert one.daemon.supervisor.state.is_inspecting
+                await one.until(lambda: not one.daemon.supervisor.state.is_inspecting)
+
+        play(scene())
+
+    def test_a_file_mended_in_place_is_a_cure(self, host: Path) -> None:
+        async def scene() -> None:
+            program = host / "usr/local/nvidia/usr/bin/nv-fabricmanager"
+            async with running(host) as one:
+                right = program.read_text()
+                program.write_text("#!/bin/sh\necho Fabric Manager version is : 570.1.1\n")
+                await one.until(lambda: one.state == "failed")
+                program.write_text(right)
+                await one.until(lambda: one.state == "configured")
+
+        play(scene())
+
+    def test_a_module_that_comes_to_a_directory_that_was_empty_is_loaded(self, host: Path) -> None:
+        async def scene() -> None:
+            async with running(host) as one:
+                module = f"{host}/usr/local/nvidia/usr/lib/modules/6.12.0-160000.9-default/updates/nvidia.ko.zst"
+                os.rename(module, f"{host}/away")
+                await one.until(lambda: "FMS-201" in one.codes)
+                os.rename(f"{host}/away", module)
+                await one.until(lambda: one.state == "configured")
+
+        play(scene())
+
 
 
 class TestTheMetricsPort:
@@ -524,7 +609,52 @@ class TestTheMetricsPort:
         play(scene())
 
 
+class TestTheModuleMap:
+    FILE = "usr/local/nvidia/fmsupervisor-modules.json"
+
+    def test_is_learned_kept_and_known_again_after_a_restart(self, tmp_path: Path) -> None:
+        def known(one: Running) -> list[int | None]:
+            return [row["module_id"] for row in one.daemon.reporter.document.get("gpus", ())]
+
+        async def scene() -> None:
+            (tmp_path / "first").mkdir()
+            async with running(tmp_path / "first") as one:
+                await one.until(lambda: sorted(map(bool, known(one))) == [True] * 8)
+                learned = known(one)
+            (tmp_path / "second").mkdir()
+            async with running(tmp_path / "second", "no-register", {"module": {"load": False}}) as one:
+                (tmp_path / "second" / self.FILE).write_bytes((tmp_path / "first" / self.FILE).read_bytes())
+                await one.until(lambda: known(one) == learned)
+                assert {row["module_id_source"] for row in one.daemon.reporter.document["gpus"]} == {"learned"}
+                assert one.state != "configured"
+
+        play(scene())
+
+    def test_that_cannot_be_written_does_not_disturb(self, host: Path) -> None:
+        async def scene() -> None:
+            async with running(host) as one:
+                (host / self.FILE).mkdir()
+                await one.until(
+                    lambda: one.daemon.reporter.document.get("fabric_manager", {}).get("gpus_registered") == 8
+                )
+                assert one.state == "configured"
+
+        play(scene())
+
+
 class TestTheStatusFile:
+    def test_stays_beside_the_lock_when_the_settings_name_another_directory(self, host: Path) -> None:
+        async def scene() -> None:
+            async with running(host, "no-switch") as one:
+                await one.until(lambda: one.state == "not-applicable")
+                (host / "run/other").mkdir()
+                one.write_settings({"service": {"state_directory": "/run/other"}})
+                os.kill(os.getpid(), signal.SIGHUP)
+                await one.until(lambda: one.daemon.supervisor.state.settings.service.state_directory == "/run/other")
+            assert list((host / "run/other").iterdir()) == []
+
+        play(scene())
+
     def test_is_complete_whenever_it_is_read(self, host: Path) -> None:
         seen: set[str] = set()
         faults: list[str] = []

@@ -451,6 +451,20 @@ class TestWhatIsLeftBehind:
 
         play(scene)
 
+    def test_is_looked_for_again_when_no_descriptor_is_left(self, tmp_path: Path) -> None:
+        async def scene(stage: Stage) -> None:
+            await stage.finish(daemonising(tmp_path / "pids"))
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                stage.children.reap()
+                assert stage.children.orphans() == ()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert len(stage.children.orphans()) == 1
+
+        play(scene)
+
     def test_is_never_the_child_that_still_runs(self, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             child, ended = stage.start(Command(("/bin/sleep", "60"), PATH))
@@ -487,6 +501,28 @@ class TestRun:
             pids = [int(word) for word in output.split()]
             assert len(pids) == 2
             await stage.until(lambda: not any(map(exists, pids)))
+
+        play(scene)
+
+    def test_kills_what_it_has_left_behind_and_nothing_that_was_there_before(self, tmp_path: Path) -> None:
+        async def scene(stage: Stage) -> None:
+            before, left = tmp_path / "before", tmp_path / "left"
+            await stage.finish(daemonising(before))
+            status, _, _ = await stage.children.run(daemonising(left), PATIENCE_SECONDS)
+            assert status == ExitStatus(code=0)
+            await stage.until(lambda: not exists(pids_in(left)[0]))
+            assert exists(pids_in(before)[0])
+
+        play(scene)
+
+    def test_kills_nothing_that_may_be_another_childs(self, tmp_path: Path) -> None:
+        async def scene(stage: Stage) -> None:
+            other, ended = stage.start(shell("exec sleep 120"))
+            await stage.children.run(daemonising(tmp_path / "left"), PATIENCE_SECONDS)
+            await asyncio.sleep(0)
+            assert exists(pids_in(tmp_path / "left")[0])
+            other.send(signal.SIGKILL)
+            await ended
 
         play(scene)
 

@@ -41,7 +41,15 @@ class TestMajors:
             "nvidia-caps-imex-channels": 508,
         }
 
-    @pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"Character devices:\nnvidia 195\n x nvidia\n195\n"])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"\xff\xfe\0",
+            b"Character devices:\nnvidia 195\n x nvidia\n195\n",
+            b"Character devices:\n" + b"9" * 5000 + b" nvidia\n",
+        ],
+    )
     def test_lines_that_make_no_sense_are_skipped(self, tree, content):
         tree.write("/proc/devices", content)
         assert procfs.read_majors(tree.root) == {}

@@ -89,7 +89,7 @@ STORIES = {
     "log-rotated": Story(UP + "D", (Code.SXID_FATAL,)),
     "log-truncated": Story(UP + "D", (Code.SXID_FATAL,)),
     "log-silent-full": Story(UP, (Code.LOG_FULL,)),
-    "gpu-taken": Story(UP + "D", (Code.GPU_TAKEN,)),
+    "gpu-taken": Story(UP, (Code.GPU_TAKEN,)),
     "event-flood": Story(UP + "D", (Code.SWITCH_LOST,)),
     "module-refused-enoexec-vermagic": Story("MF", (Code.MODULE_VERMAGIC,)),
     "module-refused-enoexec-modversions": Story("MF", (Code.MODULE_SYMBOL_VERSIONS,)),
@@ -287,6 +287,8 @@ def check_sxid_burst(outcome: Outcome) -> None:
         for bus_id in SWITCHES
     )
     assert total == 9, "doubled lines are counted once"
+    assert [row["last_hour"] for row in outcome.document["links"]] == [1] * 9
+    assert outcome.metric("nvswitch_link_sxids_last_hour", pci_bus_id=SWITCHES[3], port="61") == 1
     relayed = [line for line in outcome.log if line.get("sxid") == "12028"]
     assert relayed
     assert all(line["pci_bus_id"] in SWITCHES and line["level"] == "error" for line in relayed)

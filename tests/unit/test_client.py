@@ -110,7 +110,7 @@ class TestTheOutputOfStatus:
         daemon.begin()
         daemon.say("degraded")
         reader(daemon).show(as_json=False, watch=False)
-        assert capsys.readouterr().out.startswith("fabric     degraded since ")
+        assert capsys.readouterr().out.startswith("fabric     degraded for ")
 
     def test_cannot_be_made_of_a_document_of_another_version(self, daemon: FakeDaemon) -> None:
         daemon.begin()

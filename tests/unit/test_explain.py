@@ -136,6 +136,10 @@ class TestLines:
             pytest.param("nvidia-nvswitch0: Interrupts disabled to avoid a storm", "interrupt-storm", "FMS-612", id="storm"),
             pytest.param("[   12.345678] Lockdown: insmod: unsigned module loading is restricted; see man kernel_lockdown.7",
                          "lockdown", "FMS-208", id="lockdown"),
+            pytest.param("NVRM: No NVIDIA GPU found.", "load-failed", "FMS-213", id="no-device"),
+            pytest.param("nvidia: disagrees about version of symbol module_layout", "module-refused", "FMS-211", id="symbols"),
+            pytest.param("nvidia: version magic '6.4.0 SMP' should be '6.12.0 SMP'", "module-refused", "FMS-203", id="vermagic"),
+            pytest.param("Module nvidia is blacklisted", "module-refused", "FMS-210", id="blacklist"),
             pytest.param("nvidia-nvswitch2: using MSI", "switch-ready", "", id="calm-kernel-line"),
         ],
     )  # fmt: skip
@@ -151,6 +155,12 @@ class TestLines:
         assert facts(event)["condition"].startswith("FMS-601")
         assert "severity fatal" in facts(event)["it_names"]
         assert number.name == "SXid 20034"
+
+    def test_a_switch_that_is_too_hot_leads_to_its_own_condition(self) -> None:
+        line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, NVSWITCH Temperature 92C | TSENSE WARN Threshold 90C"
+        event, number = explain(line)
+        assert facts(event)["condition"].startswith("FMS-618")
+        assert number.name == "SXid 10004"
 
     def test_the_further_lines_of_an_sxid_are_no_events(self) -> None:
         line = "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00"

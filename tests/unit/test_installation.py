@@ -157,6 +157,7 @@ class TestInspection:
         host.write("/sys/module/nvidia/initstate", b"live\n")
         found = host.inspect()
         assert found.problems == ()
+        assert not found.is_module_checked
         assert found.module is not None
         assert found.module.version == VERSION
         host.remove(MODULE)
@@ -350,6 +351,8 @@ class TestFingerprint:
         watched = host.inspect().watched_paths
         assert {os.path.dirname(path) for path in (BINARY, NSCQ, MODULE)} <= set(watched)
         assert TOPOLOGY in watched
+        host.remove(MODULE)
+        assert os.path.dirname(MODULE) in host.inspect().watched_paths
         assert all(host.root.is_directory(path) for path in watched)
 
 

@@ -290,7 +290,7 @@ class TestJournalFields:
         journal.log_fabric_manager_exited(7, "s-1", exit_class, ExitStatus(signal=11), "it died", ("one", "two"))
         entry = journald.entry()
         assert entry["PRIORITY"] == priority
-        assert entry["MESSAGE"] == f"Fabric Manager ended ({exit_class}, signal 11): it died\none\ntwo"
+        assert entry["MESSAGE"] == f"Fabric Manager ended ({exit_class}): it died\none\ntwo"
         assert (entry["FM_EXIT_CLASS"], entry["FM_EXIT_SIGNAL"]) == (exit_class, "11")
         assert "FM_EXIT_STATUS" not in entry
         assert journald.count() == 0
@@ -438,6 +438,20 @@ class TestConsole:
         stream.close()
         journal.log_event(Event.NODES_CHANGED, "info", "m")
         assert journal.dropped_messages() == before + 1
+
+    def test_a_pipe_that_nobody_reads_costs_messages_and_no_time_until_it_is_read_again(self):
+        reader, writer = os.pipe()
+        with open(writer, "w") as stream:
+            configure("console", stream)
+            before = journal.dropped_messages()
+            for number in range(2000):
+                journal.log_event(Event.NODES_CHANGED, "info", f"{number} {'x' * 90}")
+            assert journal.dropped_messages() > before
+            os.read(reader, 1 << 20)
+            journal.log_event(Event.NODES_CHANGED, "info", "again")
+            assert os.read(reader, 1 << 20).endswith(b"INFO     again\n")
+            configure("console")
+        os.close(reader)
 
 
 class TestJson:

@@ -185,6 +185,12 @@ class TestLoaderCache:
         assert "libc.so.6" in cached_libraries(HostRoot("/"))
 
 
+def test_a_name_too_long_for_any_file_is_a_missing_library(host: Host) -> None:
+    host.write(BINARY, build.shared_object(["a" * 300 + ".so"]))
+    found, missing = host.resolve()
+    assert (found, [code for code, _ in missing]) == ([], [Code.LIBRARY_MISSING])
+
+
 def test_ld_so_conf_that_includes_itself_ends(host: Host) -> None:
     host.write("/etc/ld.so.conf", b"include /etc/ld.so.conf\n/opt/a\n/opt/a\nrelative\n")
     assert configured_directories(host.root) == ("/opt/a",)

@@ -85,7 +85,7 @@ def rich() -> State:
             version="570.211.01",
             success=Moment(139.0, 1_700_000_039.0),
             configured=Moment(139.5, 1_700_000_039.5),
-            registered={"GPU-a": "", "GPU-b": ""},
+            registered={"GPU-a": GPUS[0], "GPU-b": GPUS[1]},
         ),
         last_exit=Exit(
             "s", 4700, Moment(125.0, 1_700_000_025.0), ExitStatus(signal=11), ExitClass.UNEXPECTED, "signal 11", ()
@@ -111,6 +111,7 @@ def rich() -> State:
             stale_handles=6,
         ),
         is_kernel_log_read=True,
+        link_errors={(SWITCHES[0], 4): {0: 2, -100: 3}},
     )
 
 
@@ -268,6 +269,10 @@ class TestSwitchErrors:
             ("other", "12028", "fatal"): 1,
         }
 
+    def test_links_have_a_last_hour_and_a_last_day(self) -> None:
+        assert values(rich(), "nvswitch_link_sxids_last_hour") == {(SWITCHES[0], "4"): 2}
+        assert values(rich(), "nvswitch_link_sxids_last_day") == {(SWITCHES[0], "4"): 5}
+
     def test_those_from_before_the_start_are_apart(self) -> None:
         assert values(rich(), "nvswitch_sxids_before_start") == {(SWITCHES[2], "20034", "fatal"): 4}
 
@@ -286,6 +291,19 @@ class TestSwitchErrors:
     def test_catalogue_has_the_numbers_of_the_driver(self) -> None:
         assert len(sxid.catalogue()) == 420
         assert sxid.catalogue()[12028].symbol == "NVSWITCH_ERR_HW_NPORT_EGRESS_PRIVRSPERR"
+
+
+class TestRegistrations:
+    def test_are_shown_of_each_gpu(self) -> None:
+        found = values(rich(), "fabric_gpu_registered")
+        assert found == {(bus_id,): float(bus_id in GPUS[:2]) for bus_id in GPUS}
+
+    @pytest.mark.parametrize("bus_id", ["", "0000:ff:00.0"], ids=["not told", "of the guest"])
+    def test_are_left_out_when_it_is_not_known_whose_they_are(self, bus_id: str) -> None:
+        run = rich().run
+        assert run is not None
+        state = replace(rich(), run=replace(run, registered={"GPU-a": GPUS[0], "GPU-b": bus_id}))
+        assert values(state, "fabric_gpu_registered") == {}
 
 
 class TestKernelLog:
@@ -336,7 +354,7 @@ class TestHostileState:
         state = replace(rich(), counters=replace(rich().counters, switch_errors={"nonsense": 1}))  # type: ignore[dict-item]
         success = values(state, "fmsupervisor_collector_success")
         assert [key for key, value in success.items() if not value] == [("sxids",)]
-        assert len(success) == 9
+        assert len(success) == 10
         assert values(state, "nvswitches_present") == {(): 4}
 
 

@@ -194,14 +194,14 @@ class TestTheDocument:
         assert set(document(name)) == {
             "schema", "version", "pid", "started_at", "updated_at", "state", "reason", "since", "ready", "decided",
             "session", "steps", "switches", "gpus", "device_nodes", "fabric_manager", "conditions", "counters",
-            "kernel_log",
+            "kernel_log", "links",
         }  # fmt: skip
 
     def test_has_these_keys_below(self) -> None:
         made = document("degraded")
         assert set(made["fabric_manager"]) == {
             "pid", "version", "fabric_mode", "session", "started_at", "configured_at", "gpus_registered", "starts",
-            "failures_in_a_row", "exits", "last_exit", "backoff_seconds", "next_start_at", "config_differences",
+            "log_file", "failures_in_a_row", "exits", "last_exit", "backoff_seconds", "next_start_at", "config_differences",
         }  # fmt: skip
         assert keys_of(made["fabric_manager"]["last_exit"]) == {
             "session", "class", "status", "signal", "at", "reason", "last_lines",
@@ -209,7 +209,9 @@ class TestTheDocument:
         assert keys_of(made["switches"]) == {
             "pci_bus_id", "present", "driver", "usable", "minor", "physical_id", "uuid", "driver_state", "device_state",
         }  # fmt: skip
-        assert keys_of(made["gpus"]) == {"pci_bus_id", "driver", "module_id", "registered"}
+        assert keys_of(made["gpus"]) == {
+            "pci_bus_id", "driver", "module_id", "module_id_source", "registered", "registration_lost",
+        }  # fmt: skip
         assert keys_of(made["device_nodes"]) == {"path", "outcome", "detail"}
         assert keys_of(made["steps"]) == {"name", "status", "detail"}
         assert keys_of(made["conditions"]) == {"code", "severity", "title", "detail", "subject", "remedy", "since"}

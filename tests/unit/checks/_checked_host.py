@@ -28,7 +28,8 @@ def make_context(directory: object, settings: str = "", **changes: Any) -> Conte
         "disk": lambda root, path: PLENTY,
     }
     parts |= changes
-    return Context(root, config.load_text(settings, "test.toml").settings, SimulatedKernel(root).node_status, **parts)
+    node_status = parts.pop("node_status", None) or SimulatedKernel(root).node_status
+    return Context(root, config.load_text(settings, "test.toml").settings, node_status, **parts)
 
 
 def _version(root: HostRoot) -> str:
@@ -74,5 +75,12 @@ def picture(directory: str) -> dict[str, tuple[object, ...]]:
             path = os.path.join(parent, name)
             status = os.lstat(path)
             content: object = os.readlink(path) if stat.S_ISLNK(status.st_mode) else status.st_size
-            found[path] = (status.st_mode, status.st_ino, status.st_uid, content, status.st_mtime_ns, status.st_ctime_ns)
+            found[path] = (
+                status.st_mode,
+                status.st_ino,
+                status.st_uid,
+                content,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+            )
     return found

@@ -1,6 +1,6 @@
-"""Lets the tests of this directory import what they share: pytest's importlib mode does not."""
+"""Lets the tests of this directory import what they share, also with those above it (importlib mode does not)."""
 
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
+sys.path[:0] = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]

@@ -2,12 +2,15 @@
 
 import gzip
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from _checked_host import CHECKS, add_machine, ask, build, make_context, put, put_link
+from _elf import section_file
+
 from fmsupervisor.checks.context import Disk
 from fmsupervisor.checks.finding import Verdict
 from fmsupervisor.checks.registry import HOST_CHECKS
@@ -80,7 +83,9 @@ def several(*changes: Callable[[HostRoot], object]) -> Callable[[HostRoot], None
     return change
 
 
-def with_module(*, signature: bytes | None = b"x" * 64, layout: int = 0x5F2A71C3, **info: str | None) -> Callable[[HostRoot], None]:
+def with_module(
+    *, signature: bytes | None = b"x" * 64, layout: int = 0x5F2A71C3, **info: str | None
+) -> Callable[[HostRoot], None]:
     """Another nvidia.ko instead of the healthy one."""
 
     def change(root: HostRoot) -> None:
@@ -162,7 +167,7 @@ ROWS = (
     Row("module-file", "other flags", FAILED, Code.MODULE_VERMAGIC, with_module(vermagic="6.12.0-160000.9-default SMP preempt_rt mod_unload modversions "), says="preempt_rt"),
     Row("module-file", "a dependency is missing", FAILED, Code.MODULE_DEPENDENCY_MISSING, options={"module_depends": ("backlight", "ipmi_msghandler")}, says="ipmi_msghandler"),
     Row("module-file", "dependencies are there", OK, options={"module_depends": ("backlight", "ecc")}, says="backlight.ko first"),
-    Row("module-file", "truncated", FAILED, Code.MODULE_DAMAGED, lambda root: os.truncate(root.path(f"{BUILD}/nvidia.ko.zst"), 900)),
+    Row("module-file", "truncated", FAILED, Code.MODULE_DAMAGED, lambda root: os.truncate(root.path(f"{BUILD}/nvidia.ko.zst"), 300)),
     Row("module-symbols", "symvers agree", OK, change=with_symvers(module_layout=0x5F2A71C3, pci_enable_device=0x1B8C0D95), says="2 of 2"),
     Row("module-symbols", "symvers differ", FAILED, Code.MODULE_SYMBOL_VERSIONS, with_symvers(module_layout=0x5F2A71C3, pci_enable_device=1), says="pci_enable_device"),
     Row("module-symbols", "a symbol is missing", WARNING, Code.MODULE_UNKNOWN_SYMBOL, with_symvers(module_layout=0x5F2A71C3), says="pci_enable_device"),
@@ -311,11 +316,19 @@ def test_names_are_unique_and_every_code_is_in_the_registry() -> None:
     assert all(code in REGISTRY for check in HOST_CHECKS for code in check.codes)
 
 
-def test_symbol_versions_of_a_module_are_read(tmp_path) -> None:
+def test_symbol_versions_are_read_from_the_old_section_and_from_the_new_ones(tmp_path) -> None:
     from fmsupervisor.checks.symbol_versions import module_symbols
 
-    root = build(tmp_path)
-    put(root, "/m.ko", nvidia_module(TreeOptions(), RELEASE))
-    assert module_symbols(root, "/m.ko") == {"module_layout": 0x5F2A71C3, "pci_enable_device": 0x1B8C0D95}
-
-
+    root = HostRoot(str(tmp_path))
+    put(root, "/old.ko", nvidia_module(TreeOptions(), RELEASE))
+    assert module_symbols(root, "/old.ko") == {"module_layout": 0x5F2A71C3, "pci_enable_device": 0x1B8C0D95}
+    sections = {
+        ".modinfo": b"name=m\0",
+        "__version_ext_crcs": struct.pack("<2I", 7, 0x80000001),
+        "__version_ext_names": b"module_layout\0a_symbol_with_a_name_of_more_than_fifty_five_characters_\0",
+    }
+    put(root, "/new.ko", section_file(sections))
+    assert module_symbols(root, "/new.ko") == {
+        "module_layout": 7,
+        "a_symbol_with_a_name_of_more_than_fifty_five_characters_": 0x80000001,
+    }

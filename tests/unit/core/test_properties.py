@@ -38,6 +38,7 @@ from fmsupervisor.facts import (
     LogBatch,
     LogKind,
     LogRecord,
+    ModuleMap,
     Problem,
     SwitchErrorKey,
     Unknown,
@@ -178,6 +179,14 @@ unsolicited = st.one_of(
     st.builds(events.ServiceProblem, problems, st.booleans()),
     st.builds(events.SettingsReloaded, some_settings, st.one_of(st.none(), problems)),
     st.builds(events.HostMayHaveChanged),
+    st.builds(
+        events.ModulesRecalled,
+        st.builds(
+            ModuleMap,
+            st.dictionaries(st.sampled_from(GPUS), st.integers(-1, 99), max_size=4),
+            st.frozensets(st.sampled_from(GPUS), max_size=2),
+        ),
+    ),
     st.builds(events.PathsChanged, st.just(frozenset({"/nv/usr/bin/nv-fabricmanager", "/dev/nvidia-nvswitchctl"}))),
     st.builds(events.TimePassed),
 )

@@ -103,11 +103,16 @@ def test_a_process_that_leaves_others_behind_has_forked_away() -> None:
     assert found.problem.code == Code.FORKED_AWAY
 
 
+@pytest.mark.parametrize("status", [ExitStatus(signal=11), ExitStatus(code=1)], ids=str)
+def test_a_process_that_crashes_beside_its_children_has_not_forked_away(status: ExitStatus) -> None:
+    assert classified(executed(), status, orphans=2).exit_class is ExitClass.UNEXPECTED
+
+
 @pytest.mark.parametrize("status", [ExitStatus(code=0), ExitStatus(signal=9), ExitStatus()], ids=str)
 def test_any_other_end_is_unexpected_and_tells_its_last_line(status: ExitStatus) -> None:
     found = classified(executed(), status, "first", "last")
     assert (found.exit_class, found.problem) == (ExitClass.UNEXPECTED, None)
-    assert found.reason == f"{status} before the fabric was configured: last"
+    assert found.reason == f"{status} before the fabric was configured; its last line: last"
     assert "after the fabric was configured" in classified(configured(), status).reason
 
 

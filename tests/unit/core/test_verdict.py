@@ -82,6 +82,7 @@ GATES: tuple[tuple[str, State, FabricState, type[Action] | None], ...] = (
     ("a stranger", ready(foreign=STRANGER), S.FAILED, None),
     ("a stranger some time ago", ready(foreign=STRANGER, foreign_looked_at=0.0), S.WAITING_FOR_MODULE, LookForForeign),
     ("not loaded", ready(host=make_host(module=None)), S.WAITING_FOR_MODULE, LoadModule),
+    ("not loaded, looked at while it was", ready(host=make_host(module=None), installation=make_installation(is_module_checked=False)), S.WAITING_FOR_MODULE, InspectInstallation),
     ("loading", ready(host=make_host(module=None), is_loading=True), S.WAITING_FOR_MODULE, None),
     ("coming", ready(host=make_host(module=COMING)), S.WAITING_FOR_MODULE, None),
     ("not visible", ready(host=make_host(module=Unknown("no"))), S.WAITING_FOR_MODULE, None),
@@ -226,7 +227,7 @@ def test_decided_means_that_the_outcome_is_known_good_or_bad(state: State, is_de
 
 def test_the_number_of_registered_gpus_is_of_this_session() -> None:
     added = record(LogKind.GPU_ADDED, uuid="GPU-1", pci_bus_id="0000:1b:00.0")
-    assert "1 GPUs registered" in verdict(after(configured(), said(added))).reason
+    assert "1 GPU registered" in verdict(after(configured(), said(added))).reason
     state = after(configured(), said(added), events.FabricManagerStarted(2, "second"))
     state = after(state, STANDBY, SUCCESS, SAYS_CONFIGURED)
     assert "0 GPUs registered" in verdict(state).reason

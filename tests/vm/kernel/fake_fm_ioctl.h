@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0 */
 /*
  * The private ioctl by which a simulated Fabric Manager tells the nvidia stub that it is alive. It stands for the many
- * real ones that FM issues, is made on /dev/nvidia-nvswitchctl and needs CAP_SYS_ADMIN (EPERM).
+ * real ones that FM issues and needs CAP_SYS_ADMIN (EPERM). It is made on /dev/nvidia-nvswitchctl, or on an open switch,
+ * of which it then speaks whatever the buffer says: so one that came back under the same minor is not taken for the old.
  *
  *   number (x86-64, arm64)   0x40084601
  *   buffer                   two native u32: minor, configured
@@ -11,7 +12,8 @@
  * configured=0: FM has not configured the switch yet, or ends in order: driverState and deviceState become STANDBY.
  * A blacklisted switch keeps its deviceState. A driver state MANAGER_ERROR (debugfs) stays until it is taken back.
  *
- * Errors: ENODEV no switch has that minor (for all: there is no switch), EINVAL another value of configured.
+ * Errors: ENODEV no switch has that minor (for all: there is no switch), or the open one is gone or blacklisted;
+ * EINVAL another value of configured.
  */
 #ifndef FAKE_FM_IOCTL_H
 #define FAKE_FM_IOCTL_H

@@ -146,7 +146,7 @@ static long check_version(struct version_check __user *buffer)
 	return copy_to_user(buffer, &check, sizeof(check)) ? -EFAULT : 0;
 }
 
-static long take_heartbeat(struct fake_fm_heartbeat __user *buffer)
+long stub_take_heartbeat(struct fake_fm_heartbeat __user *buffer, const struct stub_switch *only)
 {
 	struct fake_fm_heartbeat heartbeat;
 	struct stub_switch *nvswitch;
@@ -159,7 +159,8 @@ static long take_heartbeat(struct fake_fm_heartbeat __user *buffer)
 	if (heartbeat.configured > 1)
 		return -EINVAL;
 	list_for_each_entry(nvswitch, &stub_switches, entry) {
-		if (heartbeat.minor != FAKE_FM_ALL_SWITCHES && heartbeat.minor != nvswitch->minor)
+		if (only ? nvswitch != only :
+			   heartbeat.minor != FAKE_FM_ALL_SWITCHES && heartbeat.minor != nvswitch->minor)
 			continue;
 		nvswitch->is_configured = heartbeat.configured;
 		nvswitch->is_timed_out = false;
@@ -210,7 +211,7 @@ static long ioctl_control(struct file *file, unsigned int command, unsigned long
 	result = mutex_lock_interruptible(&stub_switch_lock);
 	if (result)
 		return result;
-	result = command == FAKE_FM_HEARTBEAT ? take_heartbeat(buffer) : control(command, buffer);
+	result = command == FAKE_FM_HEARTBEAT ? stub_take_heartbeat(buffer, NULL) : control(command, buffer);
 	mutex_unlock(&stub_switch_lock);
 	return result;
 }

@@ -104,6 +104,9 @@ struct stub_switch *stub_switch_find(unsigned int minor); /* under stub_switch_l
 /* nvidia_control.c: minor 255 and the watch over Fabric Manager */
 int stub_control_init(unsigned int major);
 void stub_control_exit(void);
+/* Under stub_switch_lock. only: of this switch, whatever the buffer says; NULL: of those that the buffer names. */
+struct fake_fm_heartbeat;
+long stub_take_heartbeat(struct fake_fm_heartbeat __user *buffer, const struct stub_switch *only);
 
 /* nvidia_gpu.c */
 int stub_gpu_init(void);

@@ -11,6 +11,7 @@
 #include <linux/poll.h>
 #include <linux/slab.h>
 
+#include "fake_fm_ioctl.h"
 #include "nvidia_stub.h"
 
 #define MINORS 256
@@ -84,7 +85,7 @@ static int release_node(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* Of the many commands of a switch the stub knows none: EINVAL, or ENODEV when the switch is gone. */
+/* Of the many commands of a switch the stub knows only the heartbeat: EINVAL, or ENODEV when the switch is gone. */
 static long ioctl_node(struct file *file, unsigned int command, unsigned long argument)
 {
 	struct stub_switch *nvswitch = file->private_data;
@@ -97,6 +98,8 @@ static long ioctl_node(struct file *file, unsigned int command, unsigned long ar
 	} else if (nvswitch->device_reason) {
 		pr_info("nvidia-nvswitch%u: ioctl attempted on blacklisted device\n", nvswitch->minor);
 		result = -ENODEV;
+	} else if (command == FAKE_FM_HEARTBEAT) {
+		result = stub_take_heartbeat((void __user *)argument, nvswitch);
 	}
 	mutex_unlock(&stub_switch_lock);
 	return result;

@@ -168,13 +168,21 @@ static void check_node(void)
 	close(request.fd);
 }
 
-static void check_manager(int control)
+static void check_manager(int control, int count)
 {
+	struct entry e[64];
+	int node;
+
 	expect(all_have(control, 1, 1), "without Fabric Manager all is STANDBY");
 	expect(heartbeat(control, 63, 1) == -1 && errno == ENODEV, "a heartbeat to no switch is ENODEV");
 	expect(heartbeat(control, 0, 2) == -1 && errno == EINVAL, "a strange heartbeat is EINVAL");
 	expect(!heartbeat(control, FAKE_FM_ALL_SWITCHES, 0) && all_have(control, 1, 1), "not configured is STANDBY");
 	expect(!heartbeat(control, FAKE_FM_ALL_SWITCHES, 1) && all_have(control, 2, 2), "then CONFIGURED");
+	node = open_minor("nvidia-nvswitch", 0);
+	expect(!heartbeat(node, FAKE_FM_ALL_SWITCHES, 0) && get_devices(control, e) > 0 && e[0].driver_state == 1,
+	       "a heartbeat on a switch is heard");
+	expect(count == 1 || e[1].driver_state == 2, "and is about that switch only");
+	close(node);
 }
 
 static void check_others(void)
@@ -198,7 +206,7 @@ static int check(int control, int count)
 	check_switches(control, count);
 	if (count) {
 		check_node();
-		check_manager(control);
+		check_manager(control, count);
 	}
 	check_others();
 	printf("%u failure(s)\n", failures);
