@@ -76,7 +76,7 @@ class Supervisor:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.set_exception_handler(self._give_up)
         self._children = Children(self._loop)
-        self._manager = FabricManagerControl(self._root, self._loop, self._children, self.feed)
+        self._manager = FabricManagerControl(self._root, self._loop, self._children, self.feed, speed=self._clock.speed)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.feed, events.StopRequested())
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -222,7 +222,7 @@ class Supervisor:
             arguments: list[str], variables: dict[str, str], timeout_seconds: float
         ) -> installation.VersionOutput:
             future = asyncio.run_coroutine_threadsafe(
-                read_version(self._children, arguments, variables, timeout_seconds), self._loop
+                read_version(self._children, arguments, variables, timeout_seconds / self._clock.speed), self._loop
             )
             status, stdout, stderr = future.result()
             return installation.VersionOutput(

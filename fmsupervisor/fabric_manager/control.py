@@ -38,7 +38,7 @@ def environment(root: HostRoot, settings: FabricManagerSettings) -> dict[str, st
 
 
 class FabricManagerControl:
-    """The one Fabric Manager of this service. What happens to it is told through ``feed``."""
+    """The one Fabric Manager of this service. What happens to it is told through ``feed``; ``speed``: see ``Clock``."""
 
     def __init__(
         self,
@@ -46,11 +46,14 @@ class FabricManagerControl:
         loop: asyncio.AbstractEventLoop,
         children: Children,
         feed: Callable[[Event], None],
+        *,
+        speed: float = 1.0,
     ) -> None:
         self._root = root
         self._loop = loop
         self._children = children
         self._feed = feed
+        self._speed = speed
         self._child: Child | None = None
         self._follower: LogFollower | None = None
         self._parsers: dict[str, LogParser] = {}
@@ -143,7 +146,7 @@ class FabricManagerControl:
         lines = child.last_lines if child else ()
         self._feed(FabricManagerExited(status, (*self._log_tail, *lines), orphans))
         if orphans:
-            self._children.end_orphans(self._stop_timeout_seconds, lambda: self._feed(OrphansEnded()))
+            self._children.end_orphans(self._stop_timeout_seconds / self._speed, lambda: self._feed(OrphansEnded()))
 
     def _read_rest(self) -> None:
         """What it wrote before it died decides how its death is classified, so it is read first."""

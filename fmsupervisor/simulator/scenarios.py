@@ -321,6 +321,7 @@ _START_UP = (
         "Fabric Manager lives but never configures the fabric.",
         Expectation(("configuring", "degraded", "failed", "backoff"), active=(Code.START_TIMEOUT,), starts=1),
         TreeOptions(behaviour=Behaviour("never-configures")),
+        {"restart": {"initial_delay_seconds": 600.0, "maximum_delay_seconds": 600.0}},
     ),
     Scenario(
         "without-success-line",
@@ -372,6 +373,7 @@ _RUN_TIME = (
         "Fabric Manager dies at every start.",
         Expectation(("backoff",), active=(Code.CRASH_LOOP,), starts=5, exits={"unexpected": 5}),
         TreeOptions(behaviour=Behaviour("dies-at-start", exit_after_seconds=0.1, exit_code=-6)),
+        {"restart": {"initial_delay_seconds": 4.0, "maximum_delay_seconds": 600.0}},
     ),
     Scenario(
         "hang",

@@ -532,7 +532,6 @@ class TestWhatChangesUnderneath:
         play(scene())
 
 
-
 class TestTheMetricsPort:
     def test_in_use_does_not_keep_the_fabric_down_and_is_bound_when_it_is_free(self, host: Path) -> None:
         taken = socket.create_server(("127.0.0.1", 0))

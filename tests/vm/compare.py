@@ -26,7 +26,7 @@ TABLE = REPOSITORY / "docs/reliability.md"
 SCRIPT_SERVICE = "nvidia-fabricmanager-local.service"
 UNITS = (SCRIPT_SERVICE, SERVICE)
 SECONDS = 30  # the driver's 10 s, a hang of 10 s, and three starts of the unit
-MACHINES = 3  # at a time
+MACHINES = 4  # at a time
 
 _START_SCRIPT = """#!/bin/bash
 set -e

@@ -1,4 +1,4 @@
-"""A host on which a guest holds its GPU, for ``Bed.restore(after=)``: before the daemon is started, and with a whole fabric.
+"""A host on which a guest holds its GPU: a script for it, and one for ``Bed.restore(after=)`` with a whole fabric.
 
 The guest is a process that has the IOMMU group of the last GPU open, as QEMU has.
 """
@@ -23,8 +23,9 @@ systemd-run --quiet --unit=guest bash -c "exec 9<>/dev/vfio/$group && exec sleep
 until ls -l /proc/$(systemctl show -P MainPID guest)/fd 2>/dev/null | grep -q /dev/vfio/; do sleep 0.2; done
 """
 
-HOST = f"{BOARD}\ncat >{SETTINGS} <<'END'\n{SETTINGS_TEXT}END\n{_GUEST}"
-WHOLE = f"""{HOST}
+PREPARE = f"cat >{SETTINGS} <<'END'\n{SETTINGS_TEXT}END\n{_GUEST}"  # on a machine with the board
+WHOLE = f"""{BOARD}
+{PREPARE}
 {RUNNING.removeprefix(f"{BOARD} && ")}
 until grep -q '"gpus_registered": *8' /run/fmsupervisor/status.json; do sleep 0.2; done
 """

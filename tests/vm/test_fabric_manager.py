@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from bed import Bed, Machine
-from guests import HANG_SECONDS, HOST, SETTINGS_TEXT, WHOLE, check_guest, guest
+from guests import HANG_SECONDS, PREPARE, SETTINGS_TEXT, WHOLE, check_guest, guest
 from scenario import (
+    BOARD,
     GPUS,
     SERVICE,
     behave,
@@ -40,7 +41,8 @@ def whole(bed: Bed, _artifacts: None) -> Iterator[Machine]:
 @pytest.fixture
 def host(bed: Bed, _artifacts: None) -> Iterator[Machine]:
     """The same before the daemon is started."""
-    with bed.restore(after=HOST) as machine:
+    with bed.restore(after=BOARD) as machine:
+        machine.check(PREPARE)
         pid = guest(machine)
         yield machine
         check_guest(machine, pid)
