@@ -312,7 +312,10 @@ class TestTheEnd:
             stage.install(
                 "(trap '' TERM; echo ready > marker; exec sleep 60) &\nwhile [ ! -s marker ]; do :; done\nexit 0"
             )
-            await stage.finish(replace(MANAGER, stop_timeout_seconds=0.1))
+            stage.control = FabricManagerControl(
+                stage.root, stage.loop, stage.children, stage.events.append, speed=1000.0
+            )  # its clock, and so its patience
+            await stage.finish(replace(MANAGER, stop_timeout_seconds=100.0))
             (exited,) = stage.of(FabricManagerExited)
             assert exited.orphans == 1
             await stage.until(lambda: stage.of(OrphansEnded))

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))
 
 from bed import Bed, Machine, obstacle
+from guests import WHOLE, check_guest, guest
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -71,6 +72,17 @@ def sealed_machine(bed: Bed, _artifacts: None, request: pytest.FixtureRequest) -
         yield made
         if request.node.stash.get(_FAILED, False):
             made.keep()
+
+
+@pytest.fixture
+def whole(bed: Bed, _artifacts: None, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A fresh machine with a configured fabric, all GPUs registered, and a guest, which in the end has noticed nothing."""
+    with bed.restore(after=WHOLE) as made:
+        pid = guest(made)
+        yield made
+        if request.node.stash.get(_FAILED, False):
+            made.keep()
+        check_guest(made, pid)
 
 
 _FAILED = pytest.StashKey[bool]()

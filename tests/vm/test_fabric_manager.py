@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from bed import Bed, Machine
-from guests import HANG_SECONDS, PREPARE, SETTINGS_TEXT, WHOLE, check_guest, guest
+from guests import HANG_SECONDS, PREPARE, SETTINGS_TEXT, check_guest, guest
 from scenario import (
     BOARD,
     GPUS,
@@ -30,17 +30,8 @@ SLACK_SECONDS = 20  # everything is slow here
 
 
 @pytest.fixture
-def whole(bed: Bed, _artifacts: None) -> Iterator[Machine]:
-    """A configured fabric with all GPUs registered. In the end the guest has noticed nothing."""
-    with bed.restore(after=WHOLE) as machine:
-        pid = guest(machine)
-        yield machine
-        check_guest(machine, pid)
-
-
-@pytest.fixture
 def host(bed: Bed, _artifacts: None) -> Iterator[Machine]:
-    """The same before the daemon is started."""
+    """The board and the guest, before the daemon is started."""
     with bed.restore(after=BOARD) as machine:
         machine.check(PREPARE)
         pid = guest(machine)
