@@ -10,6 +10,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, assert_never
 
 from fmsupervisor import signals
@@ -25,7 +26,7 @@ from fmsupervisor.errors import ActionFailed, CannotObserve, ConfigError
 from fmsupervisor.fabric_manager import config_file, foreign, installation
 from fmsupervisor.fabric_manager.control import FabricManagerControl, read_version
 from fmsupervisor.fabric_manager.process import Children
-from fmsupervisor.facts import Installation, ModuleMap, NodeResult, Problem, Unknown
+from fmsupervisor.facts import ExitStatus, Installation, ModuleMap, NodeResult, Problem, Unknown
 from fmsupervisor.host import device_nodes, load_failure, module_store, snapshot
 from fmsupervisor.host.file_watch import FileWatch
 from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
@@ -221,10 +222,17 @@ class Supervisor:
         def run_version(
             arguments: list[str], variables: dict[str, str], timeout_seconds: float
         ) -> installation.VersionOutput:
-            future = asyncio.run_coroutine_threadsafe(
-                read_version(self._children, arguments, variables, timeout_seconds / self._clock.speed), self._loop
-            )
-            status, stdout, stderr = future.result()
+            answer: Future[tuple[ExitStatus | None, bytes, bytes]] = Future()
+
+            def begin() -> None:  # in the loop, which owns all waits; never run when it has ended meanwhile
+                asking = read_version(self._children, arguments, variables, timeout_seconds / self._clock.speed)
+                task = self._loop.create_task(asking)
+                task.add_done_callback(
+                    lambda done: answer.cancel() if done.cancelled() else answer.set_result(done.result())
+                )
+
+            self._loop.call_soon_threadsafe(begin)
+            status, stdout, stderr = answer.result()
             return installation.VersionOutput(
                 stdout.decode(errors="replace"),
                 stderr.decode(errors="replace"),

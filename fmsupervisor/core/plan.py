@@ -6,6 +6,7 @@ from fmsupervisor.core.actions import (
     EnsureNodes,
     InspectInstallation,
     KillFabricManager,
+    LoadModule,
     ObserveDriver,
     ObserveHost,
     StopCause,
@@ -14,6 +15,7 @@ from fmsupervisor.core.actions import (
 from fmsupervisor.core.plan_times import (
     FOREIGN_INTERVAL_SECONDS,
     HOST_INTERVAL_SECONDS,
+    bus_quiet_at,
     driver_due_at,
     driver_interval,
     host_due_at,
@@ -40,7 +42,9 @@ def next_action(state: State) -> Action | None:
     if now >= driver_due_at(state) - driver_interval(state) * _EARLY and state.nodes_for is not None:
         return ObserveDriver()
     if state.run is None:
-        return gate(state).action
+        action = gate(state).action
+        # A GPU that has come since the last look would be taken.
+        return ObserveHost() if isinstance(action, LoadModule) and state.host_observed_at < now else action
     return _running(state, state.run)
 
 
@@ -82,7 +86,7 @@ def next_deadline(state: State) -> float:
     """The monotonic time at which ``TimePassed`` must be fed even if nothing happens."""
     run = state.run
     now = state.now.monotonic
-    times = [host_due_at(state), driver_due_at(state), switch_deadline(state)]
+    times = [host_due_at(state), driver_due_at(state), switch_deadline(state), bus_quiet_at(state)]
     if state.is_loading:
         times.append(load_slow_at(state))
     if run is None:

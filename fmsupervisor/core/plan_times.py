@@ -8,6 +8,7 @@ DRIVER_INTERVAL_BUSY_SECONDS = 0.25  # while Fabric Manager configures
 DRIVER_INTERVAL_ALERT_SECONDS = 1.0  # while the driver misses heartbeats
 FOREIGN_INTERVAL_SECONDS = 5.0
 NEVER_COMES = float("inf")
+BUS_QUIET_SECONDS = 3.0  # a board that is plugged in appears function by function, its GPUs after its switches
 
 _LOG_LAG_SECONDS = 5.0
 
@@ -18,6 +19,11 @@ def switch_deadline(state: State) -> float:
     if since is None:
         return NEVER_COMES  # none is missing, or the driver is not there yet
     return since + state.settings.switches.deadline_seconds
+
+
+def bus_quiet_at(state: State) -> float:
+    """Until when more functions of a board may be about to appear, which a loaded nvidia.ko would take."""
+    return state.bus_changed_at + BUS_QUIET_SECONDS
 
 
 def load_slow_at(state: State) -> float:

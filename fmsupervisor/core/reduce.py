@@ -123,6 +123,8 @@ def _host_observed(state: State, host: Host | Unknown) -> State:
         config_for=None if _is_config_unwritten(state) else state.config_for,  # there may be room again
         seen_switches=state.seen_switches | {switch.pci_bus_id for switch in host.switches},
     )
+    if before is not None and _bus_ids(before) != _bus_ids(host):
+        state = replace(state, bus_changed_at=state.now.monotonic)
     if before is None or _switch_facts(before) != _switch_facts(host):
         state = replace(state, driver_observed_at=NEVER)
     if not host.is_module_live:
@@ -135,6 +137,10 @@ def _host_observed(state: State, host: Host | Unknown) -> State:
 
 def _is_config_unwritten(state: State) -> bool:
     return state.config is not None and any(one.code == Code.CONFIG_UNWRITABLE for one in state.config.problems)
+
+
+def _bus_ids(host: Host) -> frozenset[str]:
+    return frozenset(function.pci_bus_id for function in (*host.switches, *host.gpus))
 
 
 def _switch_facts(host: Host) -> object:

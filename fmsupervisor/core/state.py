@@ -165,6 +165,7 @@ class State:
     host_unknown: str = ""  # why the last reading failed; "" = it did not
     is_host_stale: bool = True
     host_observed_at: float = NEVER
+    bus_changed_at: float = NEVER  # switches or GPUs have come to or left the PCI bus since the first look
     seen_switches: frozenset[str] = frozenset()  # bus ids that have been on the bus
     working_switches: frozenset[str] = frozenset()  # bus ids that have been bound and probed
     switch_wait_since: float | None = None  # the module is live and switches are missing since then

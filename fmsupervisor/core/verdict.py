@@ -31,7 +31,7 @@ from fmsupervisor.core.actions import (
     StartFabricManager,
 )
 from fmsupervisor.core.diagnosis import blocking, problems
-from fmsupervisor.core.plan_times import FOREIGN_INTERVAL_SECONDS, start_deadline, switch_deadline
+from fmsupervisor.core.plan_times import FOREIGN_INTERVAL_SECONDS, bus_quiet_at, start_deadline, switch_deadline
 from fmsupervisor.core.state import Run, State
 from fmsupervisor.facts import LoadedModule, Problem, Unknown
 
@@ -287,6 +287,8 @@ def _load_gate(state: State) -> Gate:
     choice = state.installation.module if state.installation else None
     if choice is None:
         return Gate(waiting, "no nvidia.ko was chosen")
+    if state.now.monotonic < bus_quiet_at(state):
+        return Gate(waiting, "loads nvidia.ko when no more PCI functions appear")
     parameters = state.settings.module.parameters
     if state.settings.module.gpu_guard == "no-register":
         parameters = (*parameters, "NVreg_RegisterPCIDriver=0")

@@ -247,10 +247,18 @@ def _document(lines: list[str]) -> str:
     table = "\n".join(lines)
     return f"""# Reliability, as measured
 
-Measured on {date} with `make compare` (tests/vm/compare.py), on a simulated HGX H200 board under a real kernel: what
-start-fm.sh with `Restart=on-failure` survives, and what fmsupervisor survives. Each row is a fresh machine, looked at {SECONDS} s after
-the event, or after the start where there is none. "up" is the driver's word on all four switches. The machine has no KVM and is some ten
-times slower than a real one: compare the seconds with each other only.
+Measured on {date} with `make compare` (tests/vm/compare.py): what a start script with `Restart=on-failure` survives, and what
+fmsupervisor survives, on a simulated HGX H200 board under a real kernel with a real systemd. Each row is a fresh machine,
+looked at {SECONDS} s after the event, or after the start where there is no event.
+
+- **fabric**: the driver's own word on the {len(SWITCHES)} switches. {MACHINES} machines without KVM ran at a time, each some ten times slower than
+  a real one: compare the seconds with each other only. A program of Python needs longer to start than a shell script.
+- **told**: the unit's state in systemd, and what stands beside it: for the script how many messages of systemd about it are
+  warnings or worse, for fmsupervisor its state and conditions (docs/runbook.md).
+- **harm**: GPUs taken from guests, processes that no unit knows, nodes with wrong numbers, restarts of the unit.
+
+The script is given what the real Fabric Manager does for itself and the simulated one does not: /dev/nvidia-nvlink and the
+run directory. No row was tried on real hardware.
 
 | what happens | start-fm.sh: fabric | told | harm | fmsupervisor: fabric | told | harm |
 |---|---|---|---|---|---|---|

@@ -62,7 +62,7 @@ PLAYS = {
     "switch-missing": Play(f"insmod {MODULES}/fake_hgx.ko absent=8 && {VFIO}"),
     "late-switches": Play(f"insmod {MODULES}/fake_hgx.ko absent=12 && {VFIO}", meanwhile=f"echo 0 >{ABSENT}; {RETURN}"),
     "version-mismatch": Play(behaviour={"version": "580.159.03"}),
-    "reload-needed": Play(f"{BOARD} && insmod {MODULES}/nvidia-other.ko"),
+    "reload-needed": Play(f"{BOARD} && insmod {MODULES}/nvidia.ko version=580.105.08"),
     "node-conflict": Play(f"{BOARD} && echo left behind >/dev/nvidia-nvswitchctl"),
     "gpu-would-be-taken": Play(f"{BOARD} && echo {GPUS[3]} >/sys/bus/pci/drivers/vfio-pci/unbind"),
     "foreign-fm": Play(f"{BOARD}\n{STRANGER}"),
@@ -72,7 +72,7 @@ PLAYS = {
     "switch-lost": Play(later=f"echo 1 >/sys/bus/pci/devices/{LAST}/remove"),
     "manager-error": Play(later="echo '3 1' >/sys/kernel/debug/nvidia_stub/manager_error"),
     "crash-after-configured": told("crash 9"),
-    "hang": told("hang"),
+    "hang": Play(later="echo 3000 >/sys/kernel/debug/nvidia_stub/fm_timeout_ms; echo hang >/.simulator/commands"),
     "sxid-fatal": told(f"sxid fatal 20034 {LAST} 33"),
     "reset-needed": told("reset-needed"),
 }
@@ -101,8 +101,7 @@ def _played(name: str, settings: str, bed: Bed) -> Story:
             machine.check(play.host)
         settings = re.sub(r"^hang_seconds = .*", "hang_seconds = 4", settings, flags=re.MULTILINE)  # time is real here
         machine.put(SETTINGS, settings.encode())
-        if play.behaviour:
-            behave(machine, **play.behaviour)
+        behave(machine, registration_seconds=1.0, **play.behaviour)
         if play.module:
             install_module(machine, play.module)
         start(machine)

@@ -6,7 +6,7 @@ Looks at the world (``_world.LOOKS``) are not listed: they have no effect on the
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from _builders import COMING, LIVE, SWITCHES, settings
+from _builders import COMING, GPUS, LIVE, SWITCHES, settings
 from _world import LOOKS, Behaviour, World
 
 from fmsupervisor.conditions import Code
@@ -374,6 +374,35 @@ STORIES = (
         before=put(gpu_driver=None),
     ),
     Story(
+        "a board appears function by function, its GPUs last",
+        (
+            row("the daemon begins", lambda world: world.begin(), S.NOT_APPLICABLE),
+            row("a switch appears", lambda world: world.plug(LAST), S.WAITING_FOR_MODULE, InspectInstallation),
+            row("nothing is loaded yet", wait(2.5), S.WAITING_FOR_MODULE),
+            row(
+                "a GPU appears, without a driver",
+                both(put(gpus=GPUS[:1], gpu_driver=None), lambda world: world.uevent()),
+                S.FAILED,
+                active=(Code.GPU_WOULD_BE_TAKEN,),
+            ),
+            row("the module is not loaded", wait(60), S.FAILED, active=(Code.GPU_WOULD_BE_TAKEN,)),
+        ),
+        before=both(lambda world: world.chips.clear(), put(gpus=())),
+    ),
+    Story(
+        "a GPU appears unnoticed before the load",
+        (
+            BEGIN,
+            row(
+                "it is looked for",
+                both(put(gpus=GPUS, gpu_driver=None), wait(60)),
+                S.FAILED,
+                active=(Code.GPU_WOULD_BE_TAKEN,),
+            ),
+        ),
+        before=put(gpus=()),
+    ),
+    Story(
         "another Fabric Manager runs already",
         (
             BEGIN,
@@ -705,7 +734,7 @@ STORIES = (
             row("the daemon begins", lambda world: world.begin(), S.NOT_APPLICABLE),
             row("it is quiet", wait(600), S.NOT_APPLICABLE),
             row("a switch is found late", lambda world: world.plug(LAST), S.WAITING_FOR_MODULE, InspectInstallation),
-            LOAD,
+            row("nothing more appears", wait(3.1), S.WAITING_FOR_MODULE, LoadModule),
             START,
             CONFIGURED,
         ),

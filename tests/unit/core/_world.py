@@ -91,6 +91,7 @@ class World:
         self.now = BEGUN
         self.module: LoadedModule | Unknown | None = None
         self.chips = {bus_id: Chip(minor) for minor, bus_id in enumerate(SWITCHES)}
+        self.gpus: tuple[str, ...] = tuple(GPUS)
         self.gpu_driver: str | None = "vfio-pci"
         self.bridges: tuple[str, ...] = ()
         self.is_host_observable = True
@@ -279,7 +280,7 @@ class World:
                 PciFunction(bus_id, "10de:22a3", "nvidia-nvswitch" if chip.is_probed else None)
                 for bus_id, chip in on_bus.items()
             ),
-            gpus=tuple(PciFunction(bus_id, "10de:2335", self.gpu_driver) for bus_id in GPUS),
+            gpus=tuple(PciFunction(bus_id, "10de:2335", self.gpu_driver) for bus_id in self.gpus),
             nvlink5_bridges=self.bridges,
             module=self.module,
             probed_switches=tuple(one for one, chip in on_bus.items() if chip.is_probed) if is_loaded else None,
