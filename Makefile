@@ -5,9 +5,9 @@ BIN     = $(VENV)/bin
 # The bed of the tests, where it can be installed: real uevents without hardware, a Prometheus to scrape, promtool.
 PACKAGES = umockdev prometheus libudev1 systemd systemd-container gcc binutils
 # The virtual machine, also where no KVM is.
-PACKAGES += qemu-system-x86 mmdebstrap debian-archive-keyring erofs-utils e2fsprogs cpio busybox-static kmod xz-utils zstd util-linux
+VM_PACKAGES = qemu-system-x86 mmdebstrap debian-archive-keyring erofs-utils e2fsprogs cpio busybox-static kmod xz-utils zstd util-linux
 
-.PHONY: help simulate wheels test test-vm lint deps packages bench compare clean
+.PHONY: help simulate wheels test test-vm lint deps packages vm-packages bench clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,10 +29,13 @@ deps: $(VENV)/.tested packages ## Install what the tests need
 packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then sh packaging/install-test-packages $(PACKAGES); fi
 
-test: deps lint ## Run all tests (ARGS is passed to pytest)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+vm-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then sh packaging/install-test-packages $(VM_PACKAGES); fi
 
-test-vm: deps ## Run only the tests in the virtual machine (as root; built in build/vm, which is kept)
+test: deps lint ## Run all tests but those in the virtual machine (ARGS is passed to pytest)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/vm $(ARGS)
+
+test-vm: deps vm-packages ## Run the tests in the virtual machine (as root; built in build/vm, which is kept; about 15 minutes)
 	$(BIN)/python -m pytest tests/vm $(ARGS)
 
 lint: $(VENV)/.tested ## Check style and types
@@ -46,9 +49,6 @@ wheels: $(BIN)/fmsupervisor ## Put the wheel and all wheels that it needs into d
 bench: $(VENV)/.tested ## Measure (about two minutes); prints figures, asserts nothing
 	$(BIN)/python tests/bench/bench_log.py
 	$(BIN)/python tests/bench/bench_daemon.py
-
-compare: deps ## Measure start-fm.sh against the daemon in the virtual machine (as root); writes docs/reliability.md
-	$(BIN)/python tests/vm/compare.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

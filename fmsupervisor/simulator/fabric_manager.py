@@ -239,8 +239,13 @@ class FabricManager:
             signal.signal(number, signal.SIG_IGN)
 
     def _daemonise(self) -> None:
-        """fork, setsid, fork: the parent ends with status 0, as before Type=forking."""
-        if os.fork():
+        """fork, setsid, fork: the parent ends with status 0, as before Type=forking.
+
+        It waits for the one between, which systemd could take for the main process otherwise.
+        """
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
             _leave(0)
         os.setsid()
         if os.fork():

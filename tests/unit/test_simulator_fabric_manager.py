@@ -1,10 +1,12 @@
 """The simulated nv-fabricmanager behaves at its surface like the real one."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -266,8 +268,19 @@ class TestRunTime:
         host = make_host(behaviour=Behaviour("forks-away"))
         process = host.start()
         assert process.wait(DEADLINE_SECONDS) == 0
+        assert len(self.processes_of(host)) == 1, "systemd looks for the main process now"
         host.wait_for("Successfully configured")
         assert tell_fabric_manager(host.root, "exit 0")
+
+    @staticmethod
+    def processes_of(host):
+        program = host.root.path(f"{PREFIX}/usr/bin/nv-fabricmanager").encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if program in path.read_bytes():
+                    found.append(path)
+        return found
 
     def test_dying_at_start_it_never_configures(self, make_host):
         host = make_host(behaviour=Behaviour("dies-at-start", exit_after_seconds=0.1, exit_code=-6))

@@ -62,7 +62,6 @@ PLAYS = {
     "switch-missing": Play(f"insmod {MODULES}/fake_hgx.ko absent=8 && {VFIO}"),
     "late-switches": Play(f"insmod {MODULES}/fake_hgx.ko absent=12 && {VFIO}", meanwhile=f"echo 0 >{ABSENT}; {RETURN}"),
     "version-mismatch": Play(behaviour={"version": "580.159.03"}),
-    "reload-needed": Play(f"{BOARD} && insmod {MODULES}/nvidia.ko version=580.105.08"),
     "node-conflict": Play(f"{BOARD} && echo left behind >/dev/nvidia-nvswitchctl"),
     "gpu-would-be-taken": Play(f"{BOARD} && echo {GPUS[3]} >/sys/bus/pci/drivers/vfio-pci/unbind"),
     "foreign-fm": Play(f"{BOARD}\n{STRANGER}"),

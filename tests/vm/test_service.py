@@ -96,25 +96,6 @@ class TestControl:
 
 
 class TestVendorUnit:
-    def test_that_was_first_is_left_alone_and_its_stop_lets_ours_go_on(self, whole: Machine) -> None:
-        whole.put(f"/etc/systemd/system/{VENDOR}", VENDOR_UNIT.encode())
-        whole.check(f"{INSTALL_VENDOR}\nsystemctl stop {SERVICE} && systemctl start {VENDOR}")
-        whole.wait_for("grep -q Successfully /var/log/fabricmanager.log")
-        theirs = whole.check("pgrep -f ^/usr/local/vendor/nv-fabricmanager").strip()
-
-        whole.check(f"systemctl start {SERVICE}", 120)
-        found = wait_for_code(whole, "FMS-503")
-        assert VENDOR in found["detail"]
-        assert theirs in found["detail"]
-        assert (document(whole)["state"], document(whole)["fabric_manager"]["starts"]) == ("failed", 0)
-        assert is_alive(whole, int(theirs))
-        assert show(whole, "ActiveState", VENDOR) == "active"
-        assert {state for _, state in switch_list(whole).values()} == {CONFIGURED}, "theirs works on"
-
-        whole.check(f"systemctl stop {VENDOR}")
-        found = wait_for_state(whole, "configured")
-        assert codes(found) == set()
-
     def test_that_comes_second_fails_and_ours_goes_on(self, whole: Machine) -> None:
         ours = pids(whole)
         whole.put(f"/etc/systemd/system/{VENDOR}", VENDOR_UNIT.encode())
