@@ -201,7 +201,7 @@ def _management(state: State, run: Run) -> Iterator[Problem]:
         )
     if run.configured is not None:
         if state.now.monotonic >= success_line_due_at(run):
-            yield Problem(Code.SUCCESS_LINE_UNSEEN, "no success line in the log of this session")
+            yield Problem(Code.SUCCESS_LINE_UNSEEN, "no success line in the log since its start")
         for device in switches.unconfigured(state):
             if device.driver_state in (DriverState.STANDBY, DriverState.OFFLINE):
                 name = DriverState(device.driver_state).name

@@ -174,7 +174,7 @@ def _configured_sentence(state: State, run: Run) -> str:
     count = sum(1 for device in switches.devices(state) if device.is_usable) or len(switches.working(state))
     registered = len(run.registered)
     gpus = "1 GPU" if registered == 1 else f"{registered} GPUs"
-    return f"{count} NVSwitches configured, {gpus} registered in this session"
+    return f"{count} NVSwitches configured, {gpus} registered"
 
 
 def _sentence(problem: Problem, others: int) -> str:

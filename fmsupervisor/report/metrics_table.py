@@ -136,12 +136,10 @@ SECTIONS: tuple[Section, ...] = (
         "GPUs",
         (
             _gauge("fabricmanager_gpus_expected", "GPUs on the PCI bus of this host."),
-            _gauge(
-                "fabricmanager_gpus_registered", "GPUs that have joined the fabric in this session of Fabric Manager."
-            ),
+            _gauge("fabricmanager_gpus_registered", "GPUs that have joined the fabric of the running Fabric Manager."),
             _gauge(
                 "fabric_gpu_registered",
-                "Whether this GPU has joined the fabric in this session; left out when the log names GPUs otherwise.",
+                "Whether this GPU has joined the running fabric; left out when the log names GPUs otherwise.",
                 "pci_bus_id",
             ),
             _gauge(

@@ -147,7 +147,7 @@ CASES: dict[str, tuple[State, Verdict]] = {
     ),
     "configured": (
         running(),
-        Verdict(FabricState.CONFIGURED, "2 NVSwitches configured, 1 GPUs registered in this session", True, ()),
+        Verdict(FabricState.CONFIGURED, "2 NVSwitches configured, 1 GPUs registered", True, ()),
     ),
     "degraded": (degraded(), Verdict(FabricState.DEGRADED, f"{LOST.code} an NVSwitch went away", True, (LOST,))),
     "failed": (

@@ -1,6 +1,6 @@
 """What start-fm.sh with its unit survives, and what fmsupervisor survives: both in the same virtual machine, measured.
 
-    make compare                        as root; about a quarter of an hour; writes docs/reliability.md
+    python tests/vm/compare.py         as root; about a quarter of an hour; writes docs/reliability.md
 
 The script and the unit are those that operators of sealed hosts run: load the module, make the nodes, run Fabric Manager
 in the foreground, ``Type=simple``, ``Restart=on-failure``, ``RestartSec=10``. They are given what the simulated Fabric
@@ -247,7 +247,7 @@ def _document(lines: list[str]) -> str:
     table = "\n".join(lines)
     return f"""# Reliability, as measured
 
-Measured on {date} with `make compare` (tests/vm/compare.py): what a start script with `Restart=on-failure` survives, and what
+Measured on {date} with `python tests/vm/compare.py`: what a start script with `Restart=on-failure` survives, and what
 fmsupervisor survives, on a simulated HGX H200 board under a real kernel with a real systemd. Each row is a fresh machine,
 looked at {SECONDS} s after the event, or after the start where there is no event.
 
