@@ -41,6 +41,13 @@ _EVENTS: Mapping[Event, tuple[str, ...]] = {
         "Fabric Manager runs as process @FM_PID@, because: @FMSUPERVISOR_REASON@",
         "All messages of this start: journalctl FM_SESSION=@FM_SESSION@",
     ),
+    Event.FM_ADOPTED: (
+        "Fabric Manager was taken over",
+        "An earlier supervisor did not end in order (a crash, SIGKILL, out of memory).",
+        "Its Fabric Manager was left alone, so guests have noticed nothing.",
+        "How it will end cannot be known: its exit status will be unknown.",
+        "Why the earlier one ended: journalctl -u fmsupervisor -b, and coredumpctl.",
+    ),
     Event.FM_EXITED: (
         "Fabric Manager has ended (@FM_EXIT_CLASS@)",
         "Why: @FMSUPERVISOR_REASON@",
@@ -85,6 +92,12 @@ _EVENTS: Mapping[Event, tuple[str, ...]] = {
         "The same message came too often, or too many came at once. The message says how many.",
     ),
     Event.SERVICE_STARTED: ("The supervisor has started", "It looks at the host and brings up Fabric Manager."),
+    Event.SERVICE_CONTINUED: (
+        "Another version of the supervisor goes on",
+        "systemctl reload found other files of fmsupervisor installed, checked them,",
+        "and executed them in the same process.",
+        "Fabric Manager was left alone; counters go on.",
+    ),
     Event.SERVICE_STOPPING: (
         "The supervisor is stopping",
         "Fabric Manager is ended with it. Guests keep their routes, but no GPU can register until it runs again.",

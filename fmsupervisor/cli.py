@@ -12,6 +12,7 @@ from fmsupervisor.errors import ActionRefused, ConfigError, FmsupervisorError
 if TYPE_CHECKING:
     from fmsupervisor.client import StatusReader
     from fmsupervisor.config import LoadedSettings
+    from fmsupervisor.host.root import HostRoot
     from fmsupervisor.settings import Settings
 
 DEFAULT_CONFIG = "/etc/fmsupervisor.toml"
@@ -60,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
 
     run = _command(commands, "run", run_daemon, "run the daemon (started by systemd)")
     _add_config(run)
+    run.add_argument("--root", default="/", help=argparse.SUPPRESS)  # a simulated host
+    run.add_argument("--speed", type=_speed, default=1.0, help=argparse.SUPPRESS)
+    run.add_argument("--check-handover", metavar="FILE", help=argparse.SUPPRESS)  # see daemon.py
+
+    after = _command(commands, "after-stop", clean_up, "end what a stopped daemon has left (called by its unit)")
+    _add_config(after)
 
     config = _command(commands, "config", show_config, "print the effective settings and where each came from")
     _add_config(config)
@@ -150,20 +157,27 @@ def run_daemon(options: argparse.Namespace) -> int:
     """``fmsupervisor run``."""
     import asyncio
 
-    from fmsupervisor import signals
+    from fmsupervisor import handover, signals
     from fmsupervisor.clock import Clock
     from fmsupervisor.daemon import Daemon
     from fmsupervisor.exit_codes import ExitCode
     from fmsupervisor.host.device_nodes import resolve_owner
-    from fmsupervisor.host.linux_kernel import LinuxKernel
     from fmsupervisor.host.root import HostRoot
     from fmsupervisor.host.trusted_path import find_untrusted
+    from fmsupervisor.program import this_program
     from fmsupervisor.report import journal
     from fmsupervisor.report.systemd import SERVICE_MANAGER_VARIABLES, SystemdNotifier
 
     signals.hold()
+    inherited = os.environ.pop(handover.VARIABLE, None)
+    root = HostRoot(options.root)
+    arguments = ["run"]
     if options.config is not None:
         options.config = os.path.abspath(options.config)
+        arguments += ["--config", options.config]
+    if root.directory != "/":
+        arguments += ["--root", root.directory, "--speed", str(options.speed)]
+    program = this_program(arguments, os.environ)
 
     def read_settings() -> "Settings":
         settings = _load(options).settings
@@ -175,18 +189,61 @@ def run_daemon(options: argparse.Namespace) -> int:
         return settings
 
     settings = read_settings()
+    if options.check_handover is not None:
+        return _check_handover(options.check_handover)
     notifier = SystemdNotifier(os.environ)
     for name in SERVICE_MANAGER_VARIABLES:
         os.environ.pop(name, None)
     os.chdir("/")
-    root = HostRoot("/")
-    daemon = Daemon(settings, root, LinuxKernel(root), Clock(), notifier, read_settings)
+    left = handover.read_descriptor(int(inherited)) if inherited else None
+    clock = Clock(options.speed)
+    clock.go_on(left.clock if left else None)
+    kernel = _kernel(root, options.speed)
+    daemon = Daemon(settings, root, kernel, clock, notifier, read_settings, inherited=left, program=program)
     try:
         asyncio.run(daemon.run())
     except ActionRefused as error:
         journal.log_event(journal.Event.ACTION_FAILED, "error", str(error))
         return ExitCode.ALREADY_RUNNING
     return ExitCode.OK
+
+
+def _check_handover(path: str) -> int:
+    """Whether this version can go on with what the running one would leave: its start-up check."""
+    from fmsupervisor import handover
+    from fmsupervisor.report import metrics, metrics_server  # noqa: F401 - can they be imported?
+
+    with open(path, "rb") as file:
+        found = handover.parse(file.read())
+    if found.live is None or found.dropped:
+        print(f"fmsupervisor: cannot read what is handed over: {'; '.join(found.dropped)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _kernel(root: "HostRoot", speed: float = 1.0) -> Any:
+    """The kernel of the host, which may be a simulated one."""
+    if root.directory != "/" and root.is_directory("/.simulator"):
+        from fmsupervisor.simulator.kernel import SimulatedKernel
+
+        return SimulatedKernel(root, speed=speed)  # whose device nodes are files
+    from fmsupervisor.host.linux_kernel import LinuxKernel
+
+    return LinuxKernel(root)
+
+
+def clean_up(options: argparse.Namespace) -> int:
+    """``fmsupervisor after-stop``."""
+    from fmsupervisor.after_stop import after_stop
+    from fmsupervisor.host.root import HostRoot
+    from fmsupervisor.settings import Settings
+
+    try:
+        settings = _load(options).settings
+    except ConfigError as error:  # a stop is a stop all the same
+        print(f"fmsupervisor: {error}", file=sys.stderr)
+        settings = Settings()
+    return after_stop(HostRoot("/"), settings, os.environ)
 
 
 def show_config(options: argparse.Namespace) -> int:
@@ -239,16 +296,12 @@ def explain_question(options: argparse.Namespace) -> int:
 def check_host(options: argparse.Namespace) -> int:
     """``fmsupervisor check``."""
     from fmsupervisor.checks.command import check
-    from fmsupervisor.host.linux_kernel import LinuxKernel
     from fmsupervisor.host.root import HostRoot
 
     root = HostRoot(options.root)
-    kernel: Any = LinuxKernel(root)
-    if root.directory != "/" and root.is_directory("/.simulator"):
-        from fmsupervisor.simulator.kernel import SimulatedKernel
-
-        kernel = SimulatedKernel(root)  # whose device nodes are files
-    return check(root, kernel, options.config, condition=options.condition, guest=options.guest, as_json=options.json)
+    return check(
+        root, _kernel(root), options.config, condition=options.condition, guest=options.guest, as_json=options.json
+    )
 
 
 def write_report(options: argparse.Namespace) -> int:

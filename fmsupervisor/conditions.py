@@ -79,6 +79,7 @@ class Code(StrEnum):
     SPAWN_FAILED = "FMS-517"
     RESTART_WITHHELD = "FMS-518"
     ADDRESS_IN_USE = "FMS-519"
+    PARTITIONS_AWAITED = "FMS-520"
     SXID_FATAL = "FMS-601"
     STALE_HANDLES = "FMS-603"
     LOG_FULL = "FMS-604"
@@ -96,11 +97,13 @@ class Code(StrEnum):
     KERNEL_LOG_UNREADABLE = "FMS-616"
     KERNEL_LOG_OVERRUN = "FMS-617"
     SWITCH_OVERHEATED = "FMS-618"
+    GUEST_RESTART_REQUIRED = "FMS-619"
     METRICS_UNAVAILABLE = "FMS-701"
     SETTINGS_INVALID = "FMS-702"
     RESTART_NEEDED = "FMS-703"
     WEB_CONFIG_INVALID = "FMS-704"
     STATUS_UNWRITABLE = "FMS-705"
+    SUCCESSOR_REFUSED = "FMS-706"
     BOARD_UNKNOWN = "FMS-801"
     IOMMU_GROUP = "FMS-802"
     MODULE_UNSUPPORTED = "FMS-803"
@@ -290,7 +293,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 True,
                 "Kernel lockdown forbids the module",
                 "Secure Boot lockdown does not allow unsigned modules.",
-                "Use the distribution's signed driver package, or enrol the signing key.",
+                "Use the distribution's signed driver package, or sign nvidia.ko with a key of your own, enrol that (mokutil) and reboot.",
                 "9f5fc226732756abb3259f45091085a4",
             ),
             Condition(
@@ -398,7 +401,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "An NVSwitch has no working driver",
                 "The switch is on the bus, but the driver did not take it or failed its probe.",
-                "Read the kernel lines of that bus id (nvidia-nvswitch, SXid 10007..10009); a reboot is the usual cure.",
+                "Read the driver's lines about that bus id (journalctl -k -g nvidia-nvswitch; SXid 10007 to 10009); a reboot is the usual cure.",
                 "2b675e455c1353df92bd57bc144265ef",
             ),
             Condition(
@@ -407,7 +410,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "An NVSwitch belongs to another driver",
                 "The switch is bound to vfio-pci or another driver, so Fabric Manager cannot reach it. Shared fabrics need all switches on the host.",
-                "Take the NVSwitch id out of vfio-pci ids= and of the pass-through configuration, then unbind it.",
+                "Take the NVSwitch id out of vfio-pci ids= and of the pass-through configuration, then give it back: echo BUS_ID > /sys/bus/pci/drivers/vfio-pci/unbind; echo BUS_ID > /sys/bus/pci/drivers_probe.",
                 "c77cbad7444650479e636425d1a4b4c3",
             ),
             Condition(
@@ -578,7 +581,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "Fabric Manager ended unexpectedly",
                 "Fabric Manager ended although nobody asked it to.",
-                "Read its last lines in fmsupervisor status and its log. It is restarted as restart.policy says; see FMS-608 for what that means to running guests.",
+                "Read its last lines in fmsupervisor status and its log. It is restarted as restart.policy says; FMS-619 then names the guests that must be power-cycled.",
                 "f5dd422ee7025e40b63c703e962901a2",
             ),
             Condition(
@@ -614,7 +617,7 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 False,
                 "The driver reports an error of Fabric Manager",
                 "The driver's state for a switch is MANAGER_ERROR.",
-                "Read Fabric Manager's log around that time.",
+                "Explain the ERROR lines of Fabric Manager's log of that time (fmsupervisor explain 'LINE'). If it stays: in a maintenance window systemctl restart fmsupervisor, and power-cycle the guests with GPUs.",
                 "039794866297530c9b079e330e6c8d96",
             ),
             Condition(
@@ -649,8 +652,8 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 Severity.CRITICAL,
                 True,
                 "Fabric Manager is not restarted by policy",
-                "restart.policy forbids restarting Fabric Manager after an unexpected death.",
-                "Prepare the guests, then run systemctl restart fmsupervisor.",
+                "restart.policy forbids restarting Fabric Manager after an unexpected death, always or while guests hold GPUs.",
+                'Prepare the guests, then run systemctl restart fmsupervisor. With restart.policy = "when-no-guests" it is restarted by itself when the named guests have ended.',
                 "70ca9ea12e445b25b5e5a2a0250907a1",
             ),
             Condition(
@@ -663,12 +666,21 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 "047333044a3a50a9a68697f17e024a81",
             ),
             Condition(
+                Code.PARTITIONS_AWAITED,
+                Severity.WARNING,
+                False,
+                "Fabric Manager waits to be told the active partitions",
+                "It was started with --restart and ends by itself 60 s later, unless it is told which partitions are active.",
+                "Whoever manages the partitions must call fmSetActivatedFabricPartitions now (fmpm --set-activated-list).",
+                "a690e37a8a8747463bfbafd7692506cc",
+            ),
+            Condition(
                 Code.SXID_FATAL,
                 Severity.CRITICAL,
                 False,
                 "A fatal NVSwitch error was reported",
                 "A switch reported an error that breaks NVLink traffic of a port or of the whole fabric.",
-                "See the SXid's meaning in NVIDIA's Fabric Manager User Guide; usually the affected GPU's guest must be restarted, or all GPUs and switches reset.",
+                "fmsupervisor explain 'SXid NUMBER' tells what is broken and what to do; usually the guest of the affected GPU must be power-cycled, or all GPUs and switches reset.",
                 "53bea92b305250fa8687545c98331db2",
             ),
             Condition(
@@ -721,8 +733,8 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 Severity.CRITICAL,
                 False,
                 "GPUs lost their registration",
-                "Fabric Manager was restarted after GPUs had registered: NVLink multicast (NVLS) fails in their guests although nvidia-smi still says Completed.",
-                "Power-cycle the guests that hold the named GPUs (on bare metal: reset the GPUs).",
+                "Fabric Manager was restarted after GPUs had registered: NVLink multicast (NVLS) fails for their users although nvidia-smi still says Completed.",
+                "On bare metal, in a maintenance window: stop the users of the GPUs and DCGM, systemctl stop fmsupervisor, nvidia-smi -r, systemctl start fmsupervisor. Where guests hold the GPUs (FMS-619 names those that can be seen): power-cycle them.",
                 "f7ffb1484e5c5452b655dd393b32bee3",
             ),
             Condition(
@@ -816,6 +828,15 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 "ecdff7981d4f43888a97b1f8eb8cd6ba",
             ),
             Condition(
+                Code.GUEST_RESTART_REQUIRED,
+                Severity.CRITICAL,
+                False,
+                "A guest must be power-cycled",
+                "It has held GPUs since before the running Fabric Manager configured the fabric. A GPU asks to join once, when its driver starts: it waits for ever (In Progress), or its registration belongs to a Fabric Manager that is gone, so that NVLink multicast (NVLS) fails although nvidia-smi still says Completed.",
+                "Power-cycle the named guest: stop it and start it again, since a reboot inside is not enough. The condition ends when its process is gone.",
+                "45adf48b9fbffc67779e7ac6d657a0ef",
+            ),
+            Condition(
                 Code.METRICS_UNAVAILABLE,
                 Severity.WARNING,
                 False,
@@ -855,10 +876,19 @@ REGISTRY: Mapping[Code, Condition] = MappingProxyType(
                 Code.STATUS_UNWRITABLE,
                 Severity.WARNING,
                 False,
-                "The status file cannot be written",
-                "fmsupervisor status and wait will not work.",
+                "A file of the service's state cannot be written",
+                "Without status.json, fmsupervisor status and wait do not work; without handover.json, a crash of the supervisor leaves a Fabric Manager that the next one cannot take over.",
                 "Make service.state_directory writable.",
                 "4f65c207d31a57588d42d5e9cf034700",
+            ),
+            Condition(
+                Code.SUCCESSOR_REFUSED,
+                Severity.WARNING,
+                False,
+                "The installed version of fmsupervisor was not executed",
+                "The files of fmsupervisor have changed, and what is installed now did not pass its start-up check; the version that runs goes on, and so does Fabric Manager.",
+                "Read the reason, repair or reinstall fmsupervisor or its settings, then systemctl reload fmsupervisor.",
+                "ae1c5368d9e44d9fac879960185eac75",
             ),
             Condition(
                 Code.BOARD_UNKNOWN,

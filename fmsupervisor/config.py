@@ -47,6 +47,7 @@ _LIMIT_BYTES = 1 << 20
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _ASSIGNMENT = re.compile(rf"[ \t]*({_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART})*)[ \t]*=")
+_VALUE = re.compile(r"\s*[\w.\"'-]+\s*=([^#]*)")
 _HEADER = re.compile(rf"[ \t]*\[\[?[ \t]*({_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART})*)[ \t]*\]")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -221,7 +222,23 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             raise ConfigError(f"{name}: not valid TOML: {message}") from error
         line, column = place.groups()
         where = f"{line}:{column}" if line else str(text.count("\n") + 1)
-        raise ConfigError(f"{name}:{where}: not valid TOML: {message[: place.start()]}") from error
+        hint = _hint(text.split("\n")[int(line) - 1]) if line else ""
+        raise ConfigError(f"{name}:{where}: not valid TOML: {message[: place.start()]}{hint}") from error
+
+
+def _hint(line: str) -> str:
+    """What is probably wrong with a line that is no TOML."""
+    found = _VALUE.match(line)
+    if found is None:
+        return ""
+    value = found[1].strip()
+    if re.fullmatch(r"0[0-9]+", value, re.ASCII):
+        return f'; permissions are text: "{value}"'
+    if value.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return "; allowed: true or false, in lower case"
+    if re.fullmatch(r"[^\s\"'\[\]{},=][^\"'\[\],=]*", value):
+        return f"; text stands in double quotes: {shown(value)}"
+    return ""
 
 
 def _key_lines(text: str) -> Mapping[str, int]:

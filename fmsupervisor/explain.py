@@ -4,11 +4,13 @@ import difflib
 import json
 import re
 import sys
+from collections.abc import Iterable, Iterator
 
 from fmsupervisor.conditions import REGISTRY, Code, Condition
 from fmsupervisor.exit_codes import ExitCode
 from fmsupervisor.explain_lines import explain_fabric_manager_line, explain_kernel_line, explain_xid
 from fmsupervisor.explain_sxid import explain_sxid, number_of_symbol, numbers
+from fmsupervisor.explain_words import explain_words
 from fmsupervisor.explanation import Explanation, as_document, render_text
 from fmsupervisor.runbook import meanwhile
 
@@ -19,6 +21,7 @@ _SIMILAR = 0.5
 
 _CODE = re.compile(r"FMS[-_ ]?(\d{1,4})", re.IGNORECASE | re.ASCII)
 _CODE_IN_LINE = re.compile(r"\bFMS-\d{3}\b")
+_NUMBER_IN_LINE = re.compile(r"\b(S?Xid) (\d{1,6})\b", re.IGNORECASE | re.ASCII)
 _SXID = re.compile(r"(?:SXid\s*[:#]?\s*)?(\d{5})", re.IGNORECASE | re.ASCII)
 _SXID_NAMED = re.compile(r"SXid\s*[:#]?\s*(\d{1,6})", re.IGNORECASE | re.ASCII)
 _XID = re.compile(r"Xid\s*[:#]?\s*(\d{1,6})", re.IGNORECASE | re.ASCII)
@@ -102,8 +105,19 @@ def _explain_line(line: str) -> tuple[Explanation, ...]:
     if explanation := _explain_name(line):
         return (explanation,)
     if codes := dict.fromkeys(_CODE_IN_LINE.findall(line)):  # a line of this program's own
-        return tuple(explain_condition(REGISTRY[Code(code)]) for code in codes if code in REGISTRY)
-    return explain_kernel_line(line) or explain_fabric_manager_line(line)
+        conditions = (explain_condition(REGISTRY[Code(code)]) for code in codes if code in REGISTRY)
+        return (*conditions, *_errors_in(line, codes))
+    return explain_kernel_line(line) or explain_fabric_manager_line(line) or explain_words(line)
+
+
+def _errors_in(line: str, codes: Iterable[str]) -> Iterator[Explanation]:
+    """The numbers that a line of this program names."""
+    word = "fatal" if not {Code.SXID_FATAL, Code.SXID_FATAL_EARLIER}.isdisjoint(codes) else ""
+    for found in _NUMBER_IN_LINE.finditer(line):
+        number = int(found[2])
+        explanation = explain_sxid(number, word) if found[1].lower() == "sxid" else explain_xid(number)
+        if explanation is not None:
+            yield explanation
 
 
 def _explain_name(text: str) -> Explanation | None:

@@ -104,6 +104,11 @@ KERNEL_LINES: Mapping[KernelKind, Meaning] = {
     ),
     KernelKind.SWITCH_PROBING: Meaning("the driver meets an NVSwitch", "Its initialisation begins."),
     KernelKind.SWITCH_READY: Meaning("the driver has an NVSwitch", "Its initialisation is about to succeed."),
+    KernelKind.SWITCH_PROBE_FAILED: Meaning(
+        "the driver could not initialise an NVSwitch",
+        "nvidia.ko stays loaded with the other switches, which get the lower numbers.",
+        Code.SWITCH_NOT_PROBED,
+    ),
     KernelKind.SWITCH_REMOVING: Meaning(
         "the driver gave up an NVSwitch", "The module is unloaded, or the switch went away.", Code.SWITCH_LOST
     ),

@@ -13,7 +13,7 @@ _TEXT_COLUMNS = 86
 class Explanation:
     """One thing explained. ``facts``: name ("what_to_do") and sentence, in reading order."""
 
-    kind: str  # "condition", "event", "sxid", "xid", "fabric-manager-line" or "kernel-line"
+    kind: str  # "condition", "sxid", "xid", "fabric-manager-line", "kernel-line" or "words"
     name: str  # "FMS-601", "SXid 20034"
     title: str
     facts: tuple[tuple[str, str], ...]

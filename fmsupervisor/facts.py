@@ -276,6 +276,7 @@ class LogBatch:
     relay_suppressed: int = 0  # lines that would have been relayed beyond the bound
     file_size_bytes: int | None = None  # of the log file, when source is "file"
     problem: str = ""  # why the file cannot be followed at present; "" when it can
+    is_old: bool = False  # it was written before this supervisor began, and an earlier one has told of it
 
 
 # --- the kernel's log
@@ -289,6 +290,7 @@ class KernelKind(StrEnum):
     GPU_ERROR = "gpu-error"  # an Xid
     SWITCH_PROBING = "switch-probing"
     SWITCH_READY = "switch-ready"  # "using MSI": the probe is about to succeed, and the minor is known
+    SWITCH_PROBE_FAILED = "switch-probe-failed"
     SWITCH_REMOVING = "switch-removing"
     SWITCH_BLACKLISTED = "switch-blacklisted"
     SWITCH_OPENED = "switch-opened"
@@ -326,6 +328,33 @@ class KernelBatch:
     records: tuple[KernelRecord, ...] = ()  # in the order of the log, bounded by what is read at once
     lost: int = 0  # records that were overwritten before they could be read
     problem: str = ""  # why the log cannot be read; "" when it can
+
+
+# --- guests
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A running process that holds GPUs through vfio: a virtual machine (see host.guests)."""
+
+    pid: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat; with the pid, this process and no other
+    started: float  # the same on the supervisor's monotonic clock, in seconds
+    name: str
+    gpus: tuple[str, ...]  # PCI bus ids
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """This process and no other, as long as the host is up."""
+        return self.pid, self.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReading:
+    """One search for guests. ``hidden``: identities of processes that cannot be looked into and may be guests too."""
+
+    guests: tuple[Guest, ...] = ()
+    hidden: frozenset[tuple[int, int]] = frozenset()
 
 
 # --- processes

@@ -33,16 +33,19 @@ class KernelWatch:
         loop: asyncio.AbstractEventLoop,
         feed: Callable[[events.Event], None],
         retry_seconds: float = _RETRY_SECONDS,
+        *,
+        read_until: int | None = None,
     ) -> None:
+        """``read_until``: the record up to which an earlier program has read the log."""
         self._kernel = kernel
         self._loop = loop
         self._feed = feed
         self._retry_seconds = retry_seconds
         self._log: KernelLogSource | None = None
         self._timer: asyncio.Handle | None = None
-        self._last_sequence: int | None = None
+        self.last_sequence = read_until
         self._is_first_read = True
-        self._is_reopened = False
+        self._is_reopened = read_until is not None
 
     def begin(self) -> None:
         """Open the log. What it holds is fed in later turns of the loop."""
@@ -93,9 +96,9 @@ class KernelWatch:
 
     def _unread(self, lines: list[KernelLine]) -> list[KernelLine]:
         """Without what was read before the log was opened again."""
-        last = self._last_sequence
+        last = self.last_sequence
         if lines:
-            self._last_sequence = lines[-1].sequence
+            self.last_sequence = lines[-1].sequence
         if not self._is_reopened or last is None:
             return lines
         return [replace(line, is_old=False) for line in lines if line.sequence > last]

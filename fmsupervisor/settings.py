@@ -227,7 +227,9 @@ class RestartSettings:
     """``[restart]``: after an unexpected death of Fabric Manager."""
 
     policy: str = setting(
-        "always", "Whether Fabric Manager is restarted after an unexpected death.", allowed=("always", "never")
+        "always",
+        "Whether Fabric Manager is restarted after an unexpected death: always; only when no guest holds a GPU (looked for every 15 s, FMS-518 names them); or never.",
+        allowed=("always", "when-no-guests", "never"),
     )
     initial_delay_seconds: float = setting(1.0, "The first pause; it doubles with each death in a row.", minimum=0)
     maximum_delay_seconds: float = setting(60.0, "The longest pause.", minimum=0)

@@ -11,9 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, assert_never
 
-from fmsupervisor import signals
+from fmsupervisor import handover, signals
 from fmsupervisor.clock import Clock
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import actions, events
@@ -21,13 +22,15 @@ from fmsupervisor.core.module_map import module_map
 from fmsupervisor.core.plan import next_action, next_deadline
 from fmsupervisor.core.reduce import reduce
 from fmsupervisor.core.restart import backoff_seconds
-from fmsupervisor.core.state import State
+from fmsupervisor.core.state import Run, State
 from fmsupervisor.errors import ActionFailed, CannotObserve, ConfigError
-from fmsupervisor.fabric_manager import config_file, foreign, installation
+from fmsupervisor.fabric_manager import config_file, foreign, installation, ownership
 from fmsupervisor.fabric_manager.control import FabricManagerControl, read_version
+from fmsupervisor.fabric_manager.ownership import ManagerRecord
 from fmsupervisor.fabric_manager.process import Children
-from fmsupervisor.facts import ExitStatus, Installation, ModuleMap, NodeResult, Problem, Unknown
-from fmsupervisor.host import device_nodes, load_failure, module_store, snapshot
+from fmsupervisor.facts import ExitStatus, Installation, LogBatch, ModuleMap, NodeResult, Problem, Unknown
+from fmsupervisor.handover import Handover
+from fmsupervisor.host import device_nodes, guests, load_failure, module_store, snapshot
 from fmsupervisor.host.file_watch import FileWatch
 from fmsupervisor.host.kernel import Kernel, ModuleLoadFailed, UeventSource
 from fmsupervisor.host.root import HostRoot
@@ -52,14 +55,23 @@ class Supervisor:
         reporter: Reporter,
         clock: Clock,
         reload_settings: Callable[[], Settings],
+        inherited: Handover | None = None,
+        *,
+        execute_successor: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``inherited``: what an earlier one left. ``execute_successor``: see ``Daemon``; True when it is tried."""
         self._root = root
         self._kernel = kernel
         self._reporter = reporter
         self._clock = clock
         self._reload_settings = reload_settings
         now = clock.now()
-        self.state = State(settings=settings, begun=now, now=now, first_settings=settings)
+        self._inherited = inherited or Handover()
+        self._execute_successor = execute_successor
+        self.state = self._inherited.begin(State(settings=settings, begun=now, now=now, first_settings=settings))
+        self._kept: dict[str, object] = {}
+        self._keep_problem = ""
+        self._threads = 0
         self._queue: deque[events.Event] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -76,25 +88,30 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.set_exception_handler(self._give_up)
-        self._children = Children(self._loop)
-        self._manager = FabricManagerControl(self._root, self._loop, self._children, self.feed, speed=self._clock.speed)
+        self.children = Children(self._loop)
+        self.manager = FabricManagerControl(
+            self._root, self._loop, self.children, self.feed, keep=self._keep, speed=self._clock.speed
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.feed, events.StopRequested())
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.LISTENED_TO)
-        self._loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
+        self._loop.add_signal_handler(signal.SIGCHLD, self.children.reap)
         self._begin_observing()
         self._reporter.begin(self.feed)
         try:
             self._ping_watchdog()
+            self._go_on()
             self.feed(events.TimePassed())
             await self._ended
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # held again, if they were before
             self._loop.remove_signal_handler(signal.SIGCHLD)
             self._end_observing()
-            self._manager.close()
+            self.manager.close()
             self._reporter.end()
+            if self.state.has_ended:
+                self._forget()
 
     def _give_up(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A fault of this program: do not go on in an unknown state. ``run`` raises it and systemd restarts us."""
@@ -118,6 +135,7 @@ class Supervisor:
         finally:
             self._is_feeding = False
         self._reporter.report(self.state)
+        self._keep()
         self._keep_modules()
         self._set_timer()
         self._set_watches()
@@ -141,7 +159,7 @@ class Supervisor:
     def _perform(self, action: actions.Action) -> None:  # noqa: C901, PLR0912 - one line per action
         match action:
             case actions.ObserveHost():
-                self._observe_host()
+                self.feed(self._observe_host())
             case actions.InspectInstallation():
                 self._in_thread(self._inspect)
             case actions.LoadModule():
@@ -154,29 +172,126 @@ class Supervisor:
                 self.feed(events.ConfigPrepared(config_file.prepare(self._root, self.state.settings, version)))
             case actions.LookForForeign():
                 self._look_for_foreign()
+            case actions.LookForGuests():
+                self._look_for_guests()
             case actions.DrawBackoff(attempt=attempt):
                 self.feed(events.BackoffDrawn(backoff_seconds(self.state.settings.restart, attempt)))
             case actions.StartFabricManager(resiliency=resiliency):
-                log_file = self.state.config.log_file if self.state.config else ""
-                self._manager.start(self.state.settings, log_file, resiliency=resiliency)
+                now = self._clock.now()
+                self.manager.start(self.state.settings, self.state.config, now, resiliency=resiliency)
                 backoff_seconds(self.state.settings.restart, 1)  # loads tenacity now, not while the fabric is down
             case actions.TerminateFabricManager():
-                self._manager.terminate()
+                self.manager.terminate()
             case actions.KillFabricManager():
-                self._manager.kill()
+                self.manager.kill()
             case actions.EndService():
                 if not self._ended.done():
                     self._ended.set_result(None)
             case _:
                 assert_never(action)
 
-    def _observe_host(self) -> None:
-        try:
-            host = snapshot.observe_host(self._root)
-        except CannotObserve as error:
-            self.feed(events.HostObserved(Unknown(str(error))))
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way that another program could not go on with."""
+        state = self.state
+        is_busy = state.is_loading or state.is_inspecting or state.has_orphans or state.is_stopping
+        return not (is_busy or self._threads or self._is_feeding)
+
+    @property
+    def kernel_sequence(self) -> int | None:
+        """The last record of the kernel log that was read."""
+        return self._kernel_watch.last_sequence if self._kernel_watch else None
+
+    def _go_on(self) -> None:
+        """Take over the Fabric Manager that is there already."""
+        for text in self._inherited.dropped:
+            self._reporter.action_failed(f"of what the earlier supervisor left, this cannot be used: {text}")
+        record, live = self._inherited.record, self._inherited.live
+        run = self._inherited.values.get("run")
+        if record is None:
             return
-        self.feed(events.HostObserved(host))
+        if live is not None and isinstance(run, Run) and not record.has_ended:
+            try:
+                self.manager.resume(record, live.manager)
+            except (OSError, CannotObserve) as error:
+                self._reporter.action_failed(
+                    f"cannot go on with Fabric Manager as before: {error}; taking it over anew"
+                )
+            else:
+                self.state = replace(self.state, run=run)
+                return
+        self._adopt(record, run if isinstance(run, Run) and run.session == record.session else None)
+
+    def _adopt(self, record: ManagerRecord, run: Run | None) -> None:
+        if record.has_ended:
+            self.state = replace(self.state, has_orphans=self.manager.hunt(record) > 0)
+            return
+        try:
+            found = ownership.find(record)
+        except (ownership.NotOurs, CannotObserve) as error:
+            self._reporter.action_failed(f"a Fabric Manager is not taken over: {error}")
+            return
+        if found is None and record.identity is None:
+            return  # it was never executed
+        self._fold(self._observe_host())  # its log is about what is there
+        batches: list[LogBatch] = []
+        if found is not None:
+            batches = self.manager.adopt(record, *found)
+            record = self.manager.record or record
+            exited = None
+        else:
+            batches, lines, orphans = self.manager.bury(record)
+            exited = events.FabricManagerExited(ExitStatus(), lines, orphans, was_unseen=True)
+        pid = record.identity.pid if record.identity else 0
+        run = run or Run(record.session, pid, record.started, settings=record.settings)
+        self._fold(events.FabricManagerAdopted(run, record.config))
+        for batch in batches:
+            self._fold(events.LogRead(batch))
+        if exited is not None:
+            self._fold(exited)
+
+    def _keep(self) -> None:
+        """Store what a crash must not make us forget, when it has changed."""
+        values = handover.carried(self.state, whole=False) | {
+            "record": self.manager.record,
+            "is_stopping": self.state.is_stopping,
+        }
+        news = {name: value for name, value in values.items() if name not in ("link_errors", "link_faults")}
+        if news == self._kept or self.state.has_ended:
+            return
+        directory = self._reporter.directory
+        try:
+            handover.save(self._root, directory, self.manager.record, self.state, self._clock.base)
+        except ActionFailed as error:
+            self._tell_keep_problem(str(error))
+            return
+        self._kept = news
+        self._tell_keep_problem("")
+
+    def write_again(self) -> None:
+        """The files of the state directory may be gone."""
+        self._kept = {}
+        self.feed(events.TimePassed())
+
+    def _forget(self) -> None:
+        try:
+            handover.forget(self._root, self._reporter.directory)
+        except ActionFailed as error:
+            self._reporter.action_failed(str(error))
+
+    def _tell_keep_problem(self, text: str) -> None:
+        if text == self._keep_problem:
+            return
+        path = f"{self._reporter.directory}/{handover.FILE}"
+        problem = Problem(Code.STATUS_UNWRITABLE, text or self._keep_problem, path)
+        self._keep_problem = text
+        self._loop.call_soon(self.feed, events.ServiceProblem(problem, is_active=bool(text)))
+
+    def _observe_host(self) -> events.HostObserved:
+        try:
+            return events.HostObserved(snapshot.observe_host(self._root))
+        except CannotObserve as error:
+            return events.HostObserved(Unknown(str(error)))
 
     def _observe_driver(self) -> None:
         try:
@@ -200,13 +315,25 @@ class Supervisor:
         port, path = self._command_endpoint()
         problem = Problem(Code.HARDWARE_UNOBSERVABLE, "/proc cannot be searched for another Fabric Manager", "/proc")
         try:
-            found = foreign.find_foreign(self._root, self._manager.pids, port, path)
+            found = foreign.find_foreign(self._root, self.manager.pids, port, path)
         except CannotObserve:
             self.feed(events.ServiceProblem(problem, is_active=True))
             found = ()
         else:
             self.feed(events.ServiceProblem(problem, is_active=False))
         self.feed(events.ForeignLookedFor(found))
+
+    def _look_for_guests(self) -> None:
+        """In a thread: there may be thousands of processes, and what belongs to one that is stuck may hang."""
+        gpus = [gpu.pci_bus_id for gpu in self.state.host.gpus] if self.state.host else []
+
+        def look() -> events.Event:
+            try:
+                return events.GuestsLookedFor(guests.find_guests(self._root, gpus, self._clock.at_boot_seconds))
+            except CannotObserve as error:
+                return events.GuestsLookedFor(Unknown(str(error)))
+
+        self._in_thread(look)
 
     def _command_endpoint(self) -> tuple[int | None, str]:
         """Where ours will listen. An unreadable configuration, which is a condition of its own, names nothing."""
@@ -225,7 +352,7 @@ class Supervisor:
             answer: Future[tuple[ExitStatus | None, bytes, bytes]] = Future()
 
             def begin() -> None:  # in the loop, which owns all waits; never run when it has ended meanwhile
-                asking = read_version(self._children, arguments, variables, timeout_seconds / self._clock.speed)
+                asking = read_version(self.children, arguments, variables, timeout_seconds / self._clock.speed)
                 task = self._loop.create_task(asking)
                 task.add_done_callback(
                     lambda done: answer.cancel() if done.cancelled() else answer.set_result(done.result())
@@ -264,7 +391,11 @@ class Supervisor:
             except BaseException as error:  # noqa: BLE001 - handed to the loop, which raises it
                 tell(self._give_up, self._loop, {"exception": error})
             else:
-                tell(self.feed, event)
+                tell(done, event)
+
+        def done(event: events.Event) -> None:
+            self._threads -= 1
+            self.feed(event)
 
         def tell(function: Callable[..., None], *arguments: object) -> None:
             try:
@@ -274,6 +405,7 @@ class Supervisor:
 
         try:
             threading.Thread(target=run, daemon=True).start()
+            self._threads += 1
         except RuntimeError:  # no thread can be started now (TasksMax=, memory)
             self._loop.call_later(_THREAD_RETRY_SECONDS, self._in_thread, work)
 
@@ -289,7 +421,10 @@ class Supervisor:
         except CannotObserve as error:
             self._stop_watching(error)
         self._recall_modules()
-        self._kernel_watch = KernelWatch(self._kernel, self._loop, self.feed)
+        live = self._inherited.live
+        self._kernel_watch = KernelWatch(
+            self._kernel, self._loop, self.feed, read_until=live.kernel_sequence if live else None
+        )
         self._kernel_watch.begin()
 
     def _recall_modules(self) -> None:
@@ -363,7 +498,7 @@ class Supervisor:
             self._stop_watching(error)
         log_file = self.state.config.log_file if self.state.config else ""
         if log_file in paths:
-            self._manager.read_log()
+            self.manager.read_log()
         others = paths - {log_file}
         if others:
             self.feed(events.PathsChanged(others))
@@ -396,7 +531,7 @@ class Supervisor:
         self._timer = self._loop.call_later(seconds, self._time_passed)
 
     def _time_passed(self) -> None:
-        self._manager.read_log()
+        self.manager.read_log()
         if self._watch is None:
             self._compare_files()
         self.feed(events.TimePassed())
@@ -429,4 +564,5 @@ class Supervisor:
             self.feed(events.SettingsReloaded(self.state.settings, problem))
         else:
             self.feed(events.SettingsReloaded(settings))
-        self._reporter.reload_ends()
+        if not self._execute_successor():
+            self._reporter.reload_ends()

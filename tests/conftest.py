@@ -7,6 +7,13 @@ from typing import Any
 import pytest
 
 _ALLOWED_SKIPS = ("root may", "no IPv6")
+_ON_ONE_WORKER = (
+    # Virtual machines, side by side: a worker builds up the saved states that its tests start from.
+    ("tests/vm/test_same_story.py", "tests/vm/test_nodes.py", "tests/vm/test_switches.py"),
+    ("tests/vm/",),
+    ("tests/prometheus/test_end_to_end.py",),
+    ("tests/prometheus/test_alerts.py",),
+)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -27,7 +34,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadgroup`` one worker gets all tests in the virtual machine; every other test goes where room is.
+    """With ``--dist loadgroup`` one worker gets all tests that share something costly; every other test goes where room is.
 
     xdist's own groups do not work with every pytest: they write into a private attribute of the items.
     """
@@ -35,11 +42,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class _OneWorkerForMachines(LoadScopeScheduling):
+    class _OneWorkerForSome(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "vm" if "tests/vm/" in nodeid else nodeid
+            return next((group[0] for group in _ON_ONE_WORKER if any(tests in nodeid for tests in group)), nodeid)
 
-    return _OneWorkerForMachines(config, log)
+    return _OneWorkerForSome(config, log)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -3,15 +3,16 @@
 import os
 from collections.abc import Iterator
 
-from fmsupervisor.checks import vfio
 from fmsupervisor.checks.context import Context
-from fmsupervisor.checks.finding import Check, Finding, failed, judged, ok, warning
+from fmsupervisor.checks.finding import Check, Finding, cannot_tell, failed, judged, ok, warning
 from fmsupervisor.checks.hardware import VFIO
 from fmsupervisor.conditions import Code
+from fmsupervisor.core.guests import described
 from fmsupervisor.core.switches import GPU_DRIVER
 from fmsupervisor.fabric_manager.config_file import DEFAULT_LOG_LIMIT_MEGABYTES, effective_options
 from fmsupervisor.fabric_manager.config_keys import FIRST_BRANCH, unknown_keys
 from fmsupervisor.facts import Problem
+from fmsupervisor.host.guests import find_guests
 
 _VGPU_MODE = 2
 _LEAST_FREE_BYTES = 64 << 20
@@ -35,6 +36,9 @@ def check_keys(context: Context) -> Finding:
     problems += [
         Problem(Code.CONFIG_KEY_UNKNOWN, f"{key.key} in the stock file: {key.reason}", key.key) for key in left_over
     ]
+    if not problems and version is None:
+        context.require_installation()
+        return cannot_tell("the version of Fabric Manager is not known, so neither are the keys that it knows")
     count = len(context.rendering.differences)
     return judged(problems, f"{count} settings differ from the stock file", *context.rendering.differences)
 
@@ -78,16 +82,17 @@ def check_mode(context: Context) -> Finding:
             f"mode 2 (vGPU), but {len(for_guests)} GPUs are bound to vfio-pci; vGPU needs them bound to {GPU_DRIVER}"
         )
         return warning(Code.ISOLATION_NOT_PROMISED, found, "Set fabric_manager.fabric_mode to how the GPUs are used.")
+    context.require_every_function()
     if mode != 0 or not for_guests:
         return ok(f"mode {mode}, {len(for_guests)} of {len(gpus)} GPUs bound to vfio-pci")
-    reading = vfio.find_machines(context.root, for_guests)
-    machines = [f"pid {machine.pid} ({machine.name}): {', '.join(machine.gpus)}" for machine in reading.machines]
+    reading = find_guests(context.root, [gpu.pci_bus_id for gpu in for_guests], float)
+    machines = [described(guest) for guest in reading.guests]
     if len(machines) > 1:
         return warning(
             Code.ISOLATION_NOT_PROMISED, f"mode 0, and {len(machines)} guests hold GPUs of one fabric", details=machines
         )
     note = "in mode 0 isolation between guests is not promised: give all GPUs to guests of one owner, or use mode 1"
-    hidden = f"; {reading.hidden} guests could not be looked into" if reading.hidden else ""
+    hidden = f"; {len(reading.hidden)} processes could not be looked into (root may)" if reading.hidden else ""
     return ok(f"mode 0, {len(machines)} guests hold GPUs{hidden}", *machines, note)
 
 

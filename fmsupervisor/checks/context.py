@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fmsupervisor.checks.finding import is_unobserved
 from fmsupervisor.checks.programs import run_program
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.fabric_manager import config_file, installation
-from fmsupervisor.facts import Host, Installation, LoadedModule
+from fmsupervisor.facts import Host, Installation, LoadedModule, Problem
 from fmsupervisor.host.kernel import NodeStatus
 from fmsupervisor.host.module_file import ModuleFile, read_module
+from fmsupervisor.host.module_search import Selected, select_module
+from fmsupervisor.host.pci import is_bus_id
+from fmsupervisor.host.procfs import KERNEL_RELEASE
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.host.snapshot import observe_host
 from fmsupervisor.settings import Settings
@@ -55,10 +59,39 @@ class Context:
     @cached_property
     def release(self) -> str:
         """The running kernel's. Raises ``CannotObserve``."""
+        self.require_read(KERNEL_RELEASE)
         release = self.host.kernel_release
         if release and release.isprintable() and "/" not in release:
             return release
-        raise CannotObserve("/proc/sys/kernel/osrelease", "without the kernel's release no module can be judged")
+        raise CannotObserve(KERNEL_RELEASE, "without the kernel's release no module can be judged")
+
+    def require_every_function(self) -> None:
+        """A PCI function that could not be read may be the one that seems to be missing. Raises ``CannotObserve``."""
+        self._require(lambda path: is_bus_id(path) or path.startswith("/sys/bus/pci/"))
+
+    def require_read(self, *paths: str) -> None:
+        """The host was read with these files. Raises ``CannotObserve``."""
+        self._require(lambda path: path in paths)
+
+    def _require(self, is_needed: Callable[[str], bool]) -> None:
+        for problem in self.host.problems:
+            if is_needed(problem.subject):
+                path, _, reason = problem.detail.removeprefix("cannot observe ").partition(": ")
+                raise CannotObserve(path, reason)
+
+    def require_installation(self) -> None:
+        """No file of the installation was unreadable. Raises ``CannotObserve``."""
+        for problem in self.installation.problems:
+            if is_unobserved(problem):
+                raise CannotObserve(problem.subject or "the installation", problem.detail)
+
+    @cached_property
+    def selected(self) -> Selected | Problem:
+        """The module file for the running kernel, or why there is none. Raises ``CannotObserve``."""
+        selected = select_module(self.root, self.settings, self.release)
+        if isinstance(selected, Problem) and is_unobserved(selected):
+            raise CannotObserve(self.settings.module.search_path, selected.detail)
+        return selected
 
     @cached_property
     def installation(self) -> Installation:

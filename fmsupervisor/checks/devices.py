@@ -5,16 +5,19 @@ Sources: modprobe.d(5) (options, softdep), kernel-parameters.txt (``vfio-pci.ids
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fmsupervisor.checks import vfio
 from fmsupervisor.checks.context import Context
-from fmsupervisor.checks.finding import Check, Finding, failed, judged, ok, warning
+from fmsupervisor.checks.finding import Check, Finding, cannot_tell, failed, judged, ok, warning
 from fmsupervisor.checks.hardware import VFIO
 from fmsupervisor.conditions import Code
-from fmsupervisor.facts import PciFunction, Problem, WantedNode
+from fmsupervisor.core.guests import described
+from fmsupervisor.facts import GuestReading, PciFunction, Problem, WantedNode
 from fmsupervisor.host.device_nodes import CAPABILITY_DIRECTORY, resolve_owner, wanted_nodes
+from fmsupervisor.host.guests import find_guests, start_ticks
+from fmsupervisor.host.procfs import FABRIC_MANAGEMENT, NVSWITCH_DEVICES, PROC_DEVICES
 from fmsupervisor.host.root import HostRoot
 
 _NODES = {
@@ -34,6 +37,8 @@ def check_nodes(context: Context) -> Finding:
     if not settings.manage:
         return ok("device_nodes.manage is empty: /dev is left alone")
     problems = list(_conflicts(context))
+    if not problems:
+        context.require_read(PROC_DEVICES, FABRIC_MANAGEMENT, NVSWITCH_DEVICES)
     notes = []
     uid, gid = resolve_owner(settings.owner, settings.group)
     for node in wanted_nodes(context.host, None, settings, uid, gid):
@@ -95,6 +100,7 @@ def check_pinning(context: Context) -> Finding:
     pins = _read_pins(context.root)
     loose = [gpu for gpu in context.host.gpus if not _is_pinned(context.root, gpu, pins)]
     if not loose:
+        context.require_every_function()
         return ok(f"all {len(context.host.gpus)} GPUs are pinned to {VFIO}")
     ids = ",".join(sorted({gpu.device_id for gpu in loose}))
     remedy = (
@@ -117,6 +123,7 @@ def check_switch_pinning(context: Context) -> Finding:
         if _numbers(switch) in pins.ids or _override(context.root, switch) == VFIO
     ]
     if not pinned:
+        context.require_every_function()
         return ok("no NVSwitch is pinned to vfio-pci")
     listing = ", ".join(f"{switch.pci_bus_id} ({switch.device_id})" for switch in pinned)
     return failed(Code.SWITCH_PASSED_THROUGH, f"pinned to vfio-pci: {listing}")
@@ -184,28 +191,38 @@ def _modprobe_lines(root: HostRoot, directory: str) -> Iterator[str]:
 
 def check_guests(context: Context) -> Finding:
     """Guests that were started before the present Fabric Manager: their GPUs asked for the fabric once, in vain."""
-    document = context.daemon
-    manager = (document.get("fabric_manager") or {}).get("pid") if document else None
-    reading = vfio.find_machines(context.root, [gpu for gpu in context.host.gpus if gpu.driver == VFIO])
-    hidden = f"; {reading.hidden} could not be looked into (root may)" if reading.hidden else ""
-    rows = [f"pid {machine.pid} ({machine.name}): {', '.join(machine.gpus)}" for machine in reading.machines]
-    if not isinstance(manager, int):
-        return ok(f"{len(rows)} guests hold GPUs{hidden}; no Fabric Manager of ours runs", *rows)
-    began = vfio.started_ticks(context.root, manager)
-    early = [
-        f"pid {machine.pid} ({', '.join(machine.gpus)})"
-        for machine in reading.machines
-        if began is not None and machine.started_ticks is not None and machine.started_ticks < began
-    ]
+    document = context.daemon or {}
+    manager = (document.get("fabric_manager") or {}).get("pid")
+    reading = find_guests(context.root, [gpu.pci_bus_id for gpu in context.host.gpus], float)
+    early = _early(context, document, reading, manager) if isinstance(manager, int) else []
     if early:
-        found = f"started before the present Fabric Manager (pid {manager}): {'; '.join(early)}"
-        return warning(Code.REGISTRATIONS_LOST, found, "Power-cycle these guests; a reboot inside is not enough.")
-    return ok(f"{len(rows)} guests hold GPUs, none older than Fabric Manager{hidden}", *rows)
+        found = f"started before the fabric was configured: {'; '.join(early)}"
+        return warning(Code.GUEST_RESTART_REQUIRED, found)
+    context.require_every_function()
+    rows = [described(guest) for guest in reading.guests]
+    if reading.hidden:
+        found = f"{len(rows)} guests hold GPUs, {len(reading.hidden)} processes could not be looked into"
+        return cannot_tell("; ".join([found, *rows]), "Run the check as root (CAP_SYS_PTRACE).")
+    if not isinstance(manager, int):
+        return ok(f"{len(rows)} guests hold GPUs; no Fabric Manager of ours runs", *rows)
+    return ok(f"{len(rows)} guests hold GPUs, none must be power-cycled", *rows)
+
+
+def _early(context: Context, document: Mapping[str, Any], reading: GuestReading, manager: int) -> list[str]:
+    """By the daemon's word; of an older daemon, which has none, by the start of its Fabric Manager."""
+    if "guests" in document:
+        return [
+            f"{row['name']} (pid {row['pid']}) with {', '.join(row['gpus'])}"
+            for row in document["guests"]
+            if row["restart_required"]
+        ]
+    began = start_ticks(context.root, manager)
+    return [described(guest) for guest in reading.guests if began is not None and guest.start_ticks < began]
 
 
 CHECKS = (
     Check("device-nodes", "Device nodes", (Code.NODE_CONFLICT, Code.NODE_FAILED), check_nodes),
     Check("gpu-pinning", "GPUs are pinned to vfio-pci", (Code.GPU_NOT_PINNED,), check_pinning),
     Check("switch-pinning", "No NVSwitch is pinned to vfio-pci", (Code.SWITCH_PASSED_THROUGH,), check_switch_pinning),
-    Check("guests", "Guests that must be power-cycled", (Code.REGISTRATIONS_LOST,), check_guests),
+    Check("guests", "Guests that must be power-cycled", (Code.GUEST_RESTART_REQUIRED,), check_guests),
 )

@@ -9,6 +9,7 @@ from fmsupervisor.conditions import REGISTRY, Code, Severity
 from fmsupervisor.facts import Problem
 
 _Context = TypeVar("_Context")
+_UNOBSERVED = "cannot observe "  # with which every CannotObserve begins
 
 
 class Verdict(StrEnum):
@@ -64,16 +65,28 @@ def warning(code: Code, found: str, remedy: str = "", details: Iterable[str] = (
 
 
 def judged(problems: Iterable[Problem], when_none: str, *details: str) -> Finding:
-    """All problems as one finding, as bad as the worst of them; ``when_none`` is found when there are none."""
+    """All problems as one finding, as bad as the worst of them; ``when_none`` is found when there are none.
+
+    A problem that says only that something could not be looked at is neither good nor bad, though the daemon cannot
+    go on with it.
+    """
     problems = [problem for problem in problems if REGISTRY[problem.code].severity is not Severity.INFO]
     if not problems:
         return ok(when_none, *details)
-    codes = tuple(dict.fromkeys(problem.code for problem in problems))
+    found = "; ".join(dict.fromkeys(problem.detail for problem in problems))
+    codes = tuple(dict.fromkeys(problem.code for problem in problems if not is_unobserved(problem)))
+    if not codes:
+        return Finding(Verdict.CANNOT_TELL, found, details=details)
     is_critical = any(REGISTRY[code].severity is Severity.CRITICAL for code in codes)
     return Finding(
         Verdict.FAILED if is_critical else Verdict.WARNING,
-        "; ".join(dict.fromkeys(problem.detail for problem in problems)),
+        found,
         " ".join(REGISTRY[code].remedy for code in codes),
         codes,
         details,
     )
+
+
+def is_unobserved(problem: Problem) -> bool:
+    """Whether the problem says only that something could not be looked at."""
+    return _UNOBSERVED in problem.detail

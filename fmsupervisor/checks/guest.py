@@ -7,6 +7,7 @@ NV2080_CTRL_GPU_FABRIC_PROBE_STATE of NVIDIA's ctrl2080gpu.h; CPUID leaf 1 (flag
 """
 
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ def check_place(context: Context) -> Finding:
     if not sign:
         found = f"no sign of a virtual machine; {gpus}, {len(host.switches)} NVSwitches"
         return warning(Code.GUEST_UNCERTAIN, found)
+    context.require_every_function()
     if host.switches:
         found = f"virtual machine ({sign}) with {len(host.switches)} NVSwitches and {gpus}"
         return ok(
@@ -139,13 +141,19 @@ def parse_fabric(text: str) -> tuple[GpuFabric, ...] | None:
 
     return tuple(
         GpuFabric(
-            gpu.get("id", "").lower() or f"GPU {place}",
+            _bus_id(gpu.get("id", "")) or f"GPU {place}",
             content(gpu, "product_name"),
             content(gpu, "fabric/state"),
             content(gpu, "fabric/status"),
         )
         for place, gpu in enumerate(log.findall("gpu"))
     )
+
+
+def _bus_id(text: str) -> str:
+    """``00000000:9B:00.0`` as nvidia-smi prints it, as the kernel writes it: ``0000:9b:00.0``."""
+    found = re.fullmatch(r"0000([0-9a-f]{4}:.*)", text.lower(), re.ASCII)
+    return found[1] if found else text.lower()
 
 
 def judge_fabric(gpus: Sequence[GpuFabric]) -> Finding:

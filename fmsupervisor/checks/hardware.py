@@ -10,7 +10,6 @@ from fmsupervisor.conditions import Code
 from fmsupervisor.core.switches import GPU_DRIVER, SWITCH_DRIVER
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import LoadedModule, PciFunction, Problem
-from fmsupervisor.host.pci import is_bus_id
 from fmsupervisor.host.procfs import NVSWITCH_DEVICES
 
 VFIO = "vfio-pci"
@@ -36,7 +35,7 @@ def check_pci(context: Context) -> Finding:
 def check_board(context: Context) -> Finding:
     """Which board this is by its device ids, and whether its GPUs are all there."""
     host = context.host
-    _require_every_function(context)
+    context.require_every_function()
     if host.nvlink5_bridges and not host.switches:
         return failed(Code.NVLINK5_UNSUPPORTED, f"NVLink 5 board: bridge at {', '.join(host.nvlink5_bridges)}")
     board = boards.find_board(host.switches)
@@ -65,21 +64,15 @@ def check_switch_count(context: Context) -> Finding:
         return ok(f"{len(switches)} on the bus; how many there must be is not known (switches.expected)")
     listing = ", ".join(switch.pci_bus_id for switch in switches) or "none"
     if len(switches) < wanted:
-        _require_every_function(context)
+        context.require_every_function()
         return failed(Code.SWITCH_MISSING, f"{len(switches)} of {wanted} are on the bus ({why}): {listing}")
     return ok(f"{len(switches)} of {wanted} ({why})")
-
-
-def _require_every_function(context: Context) -> None:
-    """A function that could not be read may be the one that seems to be missing. Raises ``CannotObserve``."""
-    for problem in context.host.problems:
-        if is_bus_id(problem.subject):
-            raise CannotObserve(f"{_DEVICES}/{problem.subject}", "so it is not known what is missing")
 
 
 def check_switch_drivers(context: Context) -> Finding:
     """Whether every switch answers and belongs to the host's driver, or will once nvidia.ko is loaded."""
     host = context.host
+    context.require_read(NVSWITCH_DEVICES)
     if host.probed_switches is None and any(switch.driver == SWITCH_DRIVER for switch in host.switches):
         raise CannotObserve(NVSWITCH_DEVICES, "it does not show the switches that the driver has")
     problems = list(_switch_problems(host.switches, context.loaded, frozenset(host.probed_switches or ())))
@@ -88,7 +81,18 @@ def check_switch_drivers(context: Context) -> Finding:
         listing = ", ".join(f"{count} {driver}" for driver, count in drivers.items())
         problems.append(Problem(Code.SWITCH_PASSED_THROUGH, f"the switches have several owners: {listing}"))
     listing = ", ".join(f"{count} {driver}" for driver, count in drivers.items()) or "no switch"
+    if not problems:
+        context.require_every_function()
+        _require_answers(context)
     return judged(problems, listing + ("" if context.loaded else "; nvidia.ko is not loaded yet"))
+
+
+def _require_answers(context: Context) -> None:
+    """It is known of every switch whether it answers. Raises ``CannotObserve``."""
+    for switch in context.host.switches:
+        path = f"{_DEVICES}/{switch.pci_bus_id}/config"
+        if switch.responds is None and len(context.root.read_bytes(path, 4) or b"") < 4:  # noqa: PLR2004 - vendor, device
+            raise CannotObserve(path, "it is missing or too short, so it is not known whether the switch answers")
 
 
 def _switch_problems(
@@ -119,10 +123,14 @@ def check_gpu_drivers(context: Context) -> Finding:
         found = f"no driver is bound to {', '.join(free)}"
         if module.gpu_guard == "refuse":
             problems.append(Problem(Code.GPU_WOULD_BE_TAKEN, found))
+        elif module.gpu_guard == "off" and not context.settings.switches.gpus_belong_to_guests:
+            listing += "; nvidia.ko will take them, as they belong to the host"
         elif module.gpu_guard == "off":
             return warning(Code.GPU_WOULD_BE_TAKEN, f"{found}, and module.gpu_guard is off: nvidia.ko will take it")
         else:
             listing += "; module.gpu_guard is no-register, so nvidia.ko takes none"
+    if not problems:
+        context.require_every_function()
     return judged(problems, listing)
 
 
@@ -130,6 +138,7 @@ def check_iommu_groups(context: Context) -> Finding:
     """Whether each GPU for guests is alone in its IOMMU group, so that it can be given away by itself."""
     for_guests = [gpu for gpu in context.host.gpus if gpu.driver == VFIO]
     if not for_guests:
+        context.require_every_function()
         return ok("no GPU is bound to vfio-pci")
     shared, without = [], []
     for gpu in for_guests:
@@ -148,6 +157,7 @@ def check_iommu_groups(context: Context) -> Finding:
         return warning(Code.IOMMU_GROUP, f"without an IOMMU group: {', '.join(without)}")
     if shared:
         return warning(Code.IOMMU_GROUP, "; ".join(shared))
+    context.require_every_function()
     return ok(f"{len(for_guests)} GPUs, each alone in its group")
 
 

@@ -1,7 +1,8 @@
 """What the kernel allows: module loading at all, blacklists, signatures.
 
-Sources: kernel/module/{main,signing}.c, security/lockdown/lockdown.c and Documentation/admin-guide of Linux 6.12; UEFI
-specification 3.3 (SecureBoot), efivarfs (four bytes of attributes before the value).
+Sources: kernel/module/{main,signing}.c (``module_sig_check`` asks for enforcement before lockdown), security/lockdown/
+lockdown.c and Documentation/admin-guide of Linux 6.12; UEFI specification 3.3 (SecureBoot), efivarfs (four bytes of
+attributes before the value).
 """
 
 import re
@@ -11,8 +12,7 @@ from fmsupervisor.checks.finding import Check, Finding, failed, ok, warning
 from fmsupervisor.conditions import Code
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import Problem
-from fmsupervisor.host.module_file import ModuleFileError
-from fmsupervisor.host.module_search import select_module
+from fmsupervisor.host.module_file import ModuleFileError, Signature
 
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
@@ -48,21 +48,23 @@ def check_signature(context: Context) -> Finding:
     policy = f"lockdown {lockdown}, sig_enforce {_yes(enforced)}, Secure Boot {secure_boot}"
     if context.loaded is not None:
         return ok(f"nvidia.ko is loaded already; {policy}")
-    selected = select_module(context.root, context.settings, context.release)
+    selected = context.selected
     if isinstance(selected, Problem):
         return ok(f"there is no module file to look at; {policy}")
     try:
-        is_signed = context.module_file(selected.path).is_signed
+        signature = context.module_file(selected.path).signature
     except (ModuleFileError, CannotObserve):
         return ok(f"the module file cannot be read (see module-file); {policy}")
-    found = f"the module is {'signed' if is_signed else 'not signed'}; {policy}"
-    if is_signed:
-        is_asked = enforced or lockdown not in ("none", "not built in")
+    found = f"the module is {signature}; {policy}"
+    is_asked = enforced or lockdown not in ("none", "not built in")
+    if signature is Signature.PKCS7:
         return ok(found, *(("whether the kernel trusts the key shows only when it is loaded",) if is_asked else ()))
-    if lockdown not in ("none", "not built in"):
-        return failed(Code.MODULE_LOCKDOWN, found)
+    if signature is Signature.DAMAGED:
+        return failed(Code.MODULE_DAMAGED, f"{found}; the kernel refuses that even where none is asked for")
     if enforced:
         return failed(Code.MODULE_SIGNATURE_REJECTED, found)
+    if is_asked:
+        return failed(Code.MODULE_LOCKDOWN, found)
     if secure_boot == "on":
         return warning(Code.MODULE_SIGNATURE_REJECTED, f"{found}; this kernel may lock itself down at the next boot")
     return ok(found)
@@ -118,7 +120,7 @@ CHECKS = (
     Check(
         "module-signature",
         "The kernel accepts the module's signature",
-        (Code.MODULE_LOCKDOWN, Code.MODULE_SIGNATURE_REJECTED),
+        (Code.MODULE_LOCKDOWN, Code.MODULE_SIGNATURE_REJECTED, Code.MODULE_DAMAGED),
         check_signature,
     ),
 )

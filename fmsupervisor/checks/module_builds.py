@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fmsupervisor.checks.context import Context
-from fmsupervisor.checks.finding import Check, Finding, Verdict, cannot_tell, failed, ok, warning
-from fmsupervisor.checks.symbol_versions import kernel_symbols, module_symbols
+from fmsupervisor.checks.finding import Check, Finding, Verdict, cannot_tell, failed, judged, ok, warning
+from fmsupervisor.checks.symbol_versions import existing_symbols, kernel_symbols, module_symbols
 from fmsupervisor.conditions import Code
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.facts import Installation, Problem
 from fmsupervisor.host.elf import ElfError
 from fmsupervisor.host.kernel_release import Candidate, consider
 from fmsupervisor.host.module_file import ModuleFile, ModuleFileError
-from fmsupervisor.host.module_search import Selected, choose_module, find_module_file, select_module
+from fmsupervisor.host.module_search import Selected, choose_module, find_module_file
 
 _MOST_BUILDS = 8  # that are opened; a module is some 100 MB to decompress
 _MOST_SYMBOLS = 6  # that are named
@@ -43,7 +43,7 @@ def check_builds(context: Context) -> Finding:
     """Driver, Fabric Manager with NSCQ, and kernel: the build that fits all three, and the rule that decided."""
     builds = list(_builds(context))
     details = tuple(build.row for build in builds)
-    selected = select_module(context.root, context.settings, context.release)
+    selected = context.selected
     if isinstance(selected, Problem):
         return _for_this_boot(context, failed(selected.code, selected.detail, details=details))
     chosen = next((build for build in builds if build.candidate.release == selected.release), None)
@@ -52,13 +52,14 @@ def check_builds(context: Context) -> Finding:
         hint = f"; the build for {', '.join(others)} is of their version" if others else ""
         found = f"{selected.path} is {chosen.version}, {_versions(context.installation)}{hint}"
         return failed(Code.VERSION_MISMATCH, found, details=details)
+    context.require_installation()
     version = (chosen.version if chosen else None) or "of unknown version"
     return ok(f"{selected.path}, driver {version}: {selected.reason}", *details)
 
 
 def _for_this_boot(context: Context, finding: Finding) -> Finding:
     """A driver that is loaded needs no file now; it will be missed at the next boot."""
-    if context.loaded is None:
+    if context.loaded is None or finding.verdict is Verdict.CANNOT_TELL:
         return finding
     found = f"the driver is loaded, but at the next boot: {finding.found}"
     return Finding(Verdict.WARNING, found, finding.remedy, finding.codes, finding.details)
@@ -92,12 +93,12 @@ def _versions(installation: Installation) -> str:
 
 def _selected_file(context: Context) -> tuple[Selected, ModuleFile] | Finding:
     """The module file that would be loaded, read."""
-    selected = select_module(context.root, context.settings, context.release)
+    selected = context.selected
     if isinstance(selected, Problem):
         return ok("there is no module file to look at")  # check_builds tells it
     try:
         return selected, context.module_file(selected.path)
-    except (ModuleFileError, CannotObserve) as error:
+    except ModuleFileError as error:
         return _for_this_boot(context, failed(Code.MODULE_DAMAGED, f"{selected.path}: {error}"))
 
 
@@ -109,7 +110,7 @@ def check_file(context: Context) -> Finding:
     selected, file = read
     choice = choose_module(context.root, context.settings, context.release)
     if isinstance(choice, Problem):
-        return _for_this_boot(context, failed(choice.code, choice.detail))
+        return _for_this_boot(context, judged([choice], ""))
     depends = ", ".join(file.depends) or "nothing"
     loads = f", loads {', '.join(choice.depends)} first" if choice.depends else ""
     softdeps = f", softdep {'; '.join(file.softdeps)}" if file.softdeps else ""
@@ -128,18 +129,24 @@ def check_symbols(context: Context) -> Finding:
     try:
         needed = module_symbols(context.root, selected.path)
         known = kernel_symbols(context.root, context.release)
+        existing = None if known and known.is_complete else existing_symbols(context.root, context.release)
     except (ModuleFileError, ElfError) as error:
         return cannot_tell(f"{selected.path}: {error}")
-    if known is None:
-        return ok("neither symvers nor a module of the running kernel is there to compare with; the kernel will tell")
-    differing = [name for name, crc in needed.items() if known.crcs.get(name, crc) != crc]
-    if differing:
+    crcs = known.crcs if known else {}
+    differing = [name for name, crc in needed.items() if crcs.get(name, crc) != crc]
+    if known and differing:
         found = f"{_named(differing)}: another version than in {known.source}"
         return _for_this_boot(context, failed(Code.MODULE_SYMBOL_VERSIONS, found))
-    missing = [name for name in needed if name not in known.crcs] if known.is_complete else []
+    if known and known.is_complete:
+        existing, where = frozenset(crcs), known.source
+    else:
+        where = "the kernel or its modules"
+    missing = [name for name in needed if name not in crcs and name not in existing] if existing else []
     if missing:
-        return _for_this_boot(context, warning(Code.MODULE_UNKNOWN_SYMBOL, f"{_named(missing)}: not in {known.source}"))
-    common = sum(name in known.crcs for name in needed)
+        return _for_this_boot(context, warning(Code.MODULE_UNKNOWN_SYMBOL, f"{_named(missing)}: not in {where}"))
+    if known is None:
+        return ok("neither symvers nor a module of the running kernel is there to compare with; the kernel will tell")
+    common = sum(name in crcs for name in needed)
     return ok(f"{common} of {len(needed)} symbols compared with {known.source}: all equal")
 
 

@@ -14,15 +14,23 @@ _INDENT = " " * 32
 
 def render_text(report: Report) -> str:
     """One block per check, the summary last."""
-    return "\n".join(line for result in report.results for line in _block(result)) + f"\n\n{summary(report)}\n"
+    last = textwrap.wrap(summary(report), _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join((*(line for result in report.results for line in _block(result)), "", *last)) + "\n"
 
 
 def summary(report: Report) -> str:
     """The whole in one sentence."""
-    counts = ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Verdict if report.count(verdict))
+    counts = ", ".join(_counted(report, verdict) for verdict in Verdict if report.count(verdict))
     if report.not_applicable:
         return f"not applicable: {report.not_applicable}" + (f" ({counts})" if report.exit_status else "")
     return f"{len(report.results)} checks: {counts}"
+
+
+def _counted(report: Report, verdict: Verdict) -> str:
+    """As in ``1 failed (ports)``: who reads the end of a long list sees where to look."""
+    names = [result.check.name for result in report.results if result.finding.verdict is verdict]
+    named = "" if verdict is Verdict.OK else f" ({', '.join(names)})"
+    return f"{len(names)} {verdict}{named}"
 
 
 def document(report: Report) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The installed files: versions, libraries, permissions, topology, firmware."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from fmsupervisor.checks.context import Context
 from fmsupervisor.checks.finding import Check, Finding, judged, ok, warning
@@ -9,6 +10,8 @@ from fmsupervisor.core.switches import GPU_DRIVER
 from fmsupervisor.core.versions import version_problems
 from fmsupervisor.fabric_manager.libraries import host_directories, resolve_libraries
 from fmsupervisor.facts import Problem
+from fmsupervisor.host.module_file import ModuleFileError
+from fmsupervisor.host.module_search import Selected
 
 _FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
 _FIRMWARE_SUFFIXES = ("", ".zst", ".xz")
@@ -33,9 +36,20 @@ def check_versions(context: Context) -> Finding:
     }
     listing = ", ".join(f"{name} {version}" for name, version in known.items() if version)
     problems = version_problems(installation, context.loaded_version)
+    if not problems:
+        _require_versions(context)
     return judged(
         (*problems, *_installation_problems(context, (Code.VERSION_UNREADABLE,))), listing or "no version known"
     )
+
+
+def _require_versions(context: Context) -> None:
+    """A version that is not known because a file cannot be read may be another one. Raises ``CannotObserve``."""
+    context.require_installation()
+    selected = context.selected
+    if context.installation.module is None and isinstance(selected, Selected):
+        with suppress(ModuleFileError):  # module-file tells it
+            context.module_file(selected.path)
 
 
 def check_libraries(context: Context) -> Finding:
@@ -73,6 +87,7 @@ def check_firmware(context: Context) -> Finding:
     module = context.installation.module
     version = context.loaded_version or (module.version if module else None)
     if not version:
+        _require_versions(context)
         return ok("no driver version is known, so neither is the firmware's")
     is_ampere = any(gpu.device_id in ("10de:20b0", "10de:20b2", "10de:20b3") for gpu in context.host.gpus)
     name = f"nvidia/{version}/{'gsp_tu10x.bin' if is_ampere else 'gsp_ga10x.bin'}"

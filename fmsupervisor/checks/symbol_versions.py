@@ -4,7 +4,8 @@ Sources: struct modversion_info of include/linux/module.h (``__versions``: 64-by
 module/version.c and scripts/mod/modpost.c of Linux 6.14 (``__version_ext_crcs``: u32 each; ``__version_ext_names``:
 NUL-terminated, in the same order). The kernel's list is symvers.gz of the distribution's package (SUSE, RHEL),
 Module.symvers of a build tree, or, when there is none, the modules that came with the kernel: they were built against
-the same CRCs.
+the same CRCs. Which symbols exist at all is then told by /proc/kallsyms (kernel/kallsyms.c) together with depmod's
+modules.symbols.
 """
 
 import struct
@@ -19,6 +20,8 @@ from fmsupervisor.host.root import HostRoot
 
 _ENTRY = struct.Struct("<Q56s")
 _SYMVERS_LIMIT_BYTES = 32 << 20
+_ALL_SYMBOLS = "/proc/kallsyms"
+_SOME_DATA = b"jiffies"  # listed only by a kernel that lists variables too (CONFIG_KALLSYMS_ALL)
 _MOST_MODULES = 64
 _SMALL_MODULE_BYTES = 1 << 18
 
@@ -56,6 +59,21 @@ def kernel_symbols(root: HostRoot, release: str) -> KernelSymbols | None:
         except (ModuleFileError, CannotObserve):
             continue
     return _from_modules(root, running_index(root, release))
+
+
+def existing_symbols(root: HostRoot, release: str) -> frozenset[str] | None:
+    """Every symbol that the kernel or one of its modules has; None when that cannot be told.
+
+    Raises ``CannotObserve``.
+    """
+    listing = root.read_bytes(_ALL_SYMBOLS, _SYMVERS_LIMIT_BYTES) or b""
+    names = {words[2] for line in listing.splitlines() if len(words := line.split(None, 3)) > 2}  # noqa: PLR2004
+    modules = root.read_bytes(f"{running_index(root, release).directory}/modules.symbols", _SYMVERS_LIMIT_BYTES)
+    if _SOME_DATA not in names or modules is None:
+        return None
+    aliases = (line.split() for line in modules.splitlines() if line.startswith(b"alias symbol:"))
+    names |= {words[1].removeprefix(b"symbol:") for words in aliases}
+    return frozenset(name.decode("utf-8", "backslashreplace") for name in names)
 
 
 def _from_modules(root: HostRoot, index: ModuleIndex) -> KernelSymbols | None:

@@ -48,6 +48,11 @@ class LookForForeign:
 
 
 @dataclass(frozen=True, slots=True)
+class LookForGuests:
+    """Search the processes for those that hold GPUs (takes a moment; answered by ``GuestsLookedFor``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrawBackoff:
     """Choose the pause before the next start: the ``attempt``-th failure in a row."""
 
@@ -98,6 +103,7 @@ Action = (
     | ObserveDriver
     | PrepareConfig
     | LookForForeign
+    | LookForGuests
     | DrawBackoff
     | StartFabricManager
     | TerminateFabricManager

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from fmsupervisor.conditions import REGISTRY, Code
-from fmsupervisor.core import switches
+from fmsupervisor.core import guests, switches
 from fmsupervisor.core.plan_times import (
     is_hung,
     load_slow_at,
+    partitions_deadline,
     start_deadline,
     success_line_due_at,
     switch_deadline,
@@ -49,7 +50,7 @@ def problems(state: State) -> tuple[Problem, ...]:
             *_fabric_manager(state),
             *_driver(state),
             *(latched.problem for latched in state.latched.values()),
-            *_registrations(state),
+            *guests.guest_problems(state),
             *_log(state),
             *_kernel_log(state),
             *_settings(state),
@@ -170,8 +171,8 @@ def _fabric_manager(state: State) -> Iterator[Problem]:
     last = state.last_exit
     if last and last.exit_class is ExitClass.UNEXPECTED and state.failures and not _has_configured_since(state):
         yield Problem(Code.FABRIC_MANAGER_DIED, last.reason)
-        if state.settings.restart.policy == "never" and state.run is None:
-            yield Problem(Code.RESTART_WITHHELD, f"restart.policy is never; {last.reason}")
+        if withholding := guests.withholding(state):
+            yield Problem(Code.RESTART_WITHHELD, f"{withholding}; {last.reason}")
 
 
 def _has_configured_since(state: State) -> bool:
@@ -194,6 +195,8 @@ def _driver(state: State) -> Iterator[Problem]:
 
 def _management(state: State, run: Run) -> Iterator[Problem]:
     """What the driver and the log say about the running Fabric Manager."""
+    if run.is_resilient and run.partitions_told is None and state.now.monotonic < partitions_deadline(run):
+        yield Problem(Code.PARTITIONS_AWAITED, f"pid {run.pid} waits for them for 60 s after its start")
     if is_hung(state, run):
         seconds = unmanaged_seconds(state, run)
         yield Problem(
@@ -209,12 +212,6 @@ def _management(state: State, run: Run) -> Iterator[Problem]:
     elif state.now.monotonic >= start_deadline(state) and run.success is not None:
         listing = ", ".join(device.pci_bus_id for device in switches.unconfigured(state))
         yield Problem(Code.WITNESSES_DISAGREE, f"the driver does not say configured of {listing}")
-
-
-def _registrations(state: State) -> Iterator[Problem]:
-    if state.lost_registrations:
-        named = sorted(state.gpu_buses.get(uuid) or uuid for uuid in state.lost_registrations)
-        yield Problem(Code.REGISTRATIONS_LOST, f"registered before the restart: {', '.join(named)}")
 
 
 def _log(state: State) -> Iterator[Problem]:

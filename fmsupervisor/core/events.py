@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from fmsupervisor.core.actions import Action
+from fmsupervisor.core.state import Run
 from fmsupervisor.facts import (
     DriverView,
     ExitStatus,
     ForeignFabricManager,
+    GuestReading,
     Host,
     Installation,
     KernelBatch,
@@ -82,6 +84,13 @@ class ForeignLookedFor:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestsLookedFor:
+    """The processes were searched for those that hold GPUs; Unknown when /proc does not show them."""
+
+    reading: GuestReading | Unknown
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffDrawn:
     """The pause before the next start."""
 
@@ -94,6 +103,16 @@ class FabricManagerStarted:
 
     pid: int
     session: str
+    is_resilient: bool = False  # with --restart
+    state_problem: str = ""  # why not, though it was wanted
+
+
+@dataclass(frozen=True, slots=True)
+class FabricManagerAdopted:
+    """A Fabric Manager that an earlier supervisor executed was taken over, running or just found dead."""
+
+    run: Run
+    config: RenderedConfig | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +129,7 @@ class FabricManagerExited:
     status: ExitStatus
     last_lines: tuple[str, ...]
     orphans: int = 0
+    was_unseen: bool = False  # it ended while no supervisor ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +201,10 @@ Event = (
     | NodesEnsured
     | ConfigPrepared
     | ForeignLookedFor
+    | GuestsLookedFor
     | BackoffDrawn
     | FabricManagerStarted
+    | FabricManagerAdopted
     | SpawnFailed
     | FabricManagerExited
     | OrphansEnded

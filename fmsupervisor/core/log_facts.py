@@ -17,14 +17,15 @@ _MODULE_ID_DIGITS = 9
 
 
 def read_log(state: State, batch: LogBatch) -> State:
-    """The state after a batch of lines of one source."""
-    state = replace(state, counters=_count(state.counters, batch))
+    """The state after a batch of lines of one source. Old lines tell their facts, and have been counted before."""
+    if not batch.is_old:
+        state = replace(state, counters=_count(state.counters, batch))
     if batch.source == "file":
         size = batch.file_size_bytes if batch.file_size_bytes is not None else state.log_size_bytes
         state = replace(state, log_problem=batch.problem, log_size_bytes=size)
     for record in batch.records:
         state = _read_record(state, record)
-    return count_reports(state, batch.switch_errors)
+    return count_reports(state, batch.switch_errors, is_old=batch.is_old)
 
 
 def _count(counters: Counters, batch: LogBatch) -> Counters:
@@ -60,6 +61,8 @@ def _read_record(state: State, record: LogRecord) -> State:
             return replace(state, run=replace(run, is_log_seen=True, success=run.success or state.now))
         case LogKind.GPU_ADDED | LogKind.GPU_PROBE | LogKind.GPU_ROW:
             return _gpu_seen(state, run, record)
+        case LogKind.PARTITION if run.partitions_told is None and fields.get("state", "").lower() == "activated":
+            return replace(state, run=replace(run, partitions_told=state.now))
         case LogKind.STALE_HANDLE:
             problem = Problem(Code.STALE_HANDLES, record.text)
             return latch(state, problem)

@@ -7,6 +7,7 @@ from fmsupervisor.core.actions import (
     InspectInstallation,
     KillFabricManager,
     LoadModule,
+    LookForGuests,
     ObserveDriver,
     ObserveHost,
     StopCause,
@@ -18,10 +19,13 @@ from fmsupervisor.core.plan_times import (
     bus_quiet_at,
     driver_due_at,
     driver_interval,
+    guest_search_slow_at,
+    guests_due_at,
     host_due_at,
     is_blind,
     is_hung,
     load_slow_at,
+    partitions_deadline,
     start_deadline,
     success_line_due_at,
     switch_deadline,
@@ -41,11 +45,10 @@ def next_action(state: State) -> Action | None:
         return ObserveHost()
     if now >= driver_due_at(state) - driver_interval(state) * _EARLY and state.nodes_for is not None:
         return ObserveDriver()
-    if state.run is None:
-        action = gate(state).action
-        # A GPU that has come since the last look would be taken.
-        return ObserveHost() if isinstance(action, LoadModule) and state.host_observed_at < now else action
-    return _running(state, state.run)
+    action = gate(state).action if state.run is None else _running(state, state.run)
+    if isinstance(action, LoadModule) and state.host_observed_at < now:
+        return ObserveHost()  # a GPU that has come since the last look would be taken
+    return LookForGuests() if action is None and now >= guests_due_at(state) else action
 
 
 def _stopping(state: State) -> Action | None:
@@ -87,6 +90,7 @@ def next_deadline(state: State) -> float:
     run = state.run
     now = state.now.monotonic
     times = [host_due_at(state), driver_due_at(state), switch_deadline(state), bus_quiet_at(state)]
+    times += [guests_due_at(state), guest_search_slow_at(state)]
     if state.is_loading:
         times.append(load_slow_at(state))
     if run is None:
@@ -94,7 +98,7 @@ def next_deadline(state: State) -> float:
         if state.foreign:
             times.append(state.foreign_looked_at + FOREIGN_INTERVAL_SECONDS)
     else:
-        times += [start_deadline(state), success_line_due_at(run)]
+        times += [start_deadline(state), success_line_due_at(run), partitions_deadline(run)]
         if run.stop is not None and not run.stop.is_killed:
             times.append(run.stop.asked.monotonic + state.settings.fabric_manager.stop_timeout_seconds)
         if run.configured is not None and state.failures:

@@ -8,6 +8,10 @@ DRIVER_INTERVAL_BUSY_SECONDS = 0.25  # while Fabric Manager configures
 DRIVER_INTERVAL_ALERT_SECONDS = 1.0  # while the driver misses heartbeats
 FOREIGN_INTERVAL_SECONDS = 5.0
 NEVER_COMES = float("inf")
+GUEST_INTERVAL_SECONDS = 60.0
+GUEST_INTERVAL_WAITED_FOR_SECONDS = 15.0  # while a guest must go, or a restart waits for that
+GUEST_SEARCH_SLOW_SECONDS = 30.0
+PARTITIONS_TOLD_SECONDS = 60.0  # after that, one that was started with --restart and not told them ends (user guide)
 BUS_QUIET_SECONDS = 3.0  # a board that is plugged in appears function by function, its GPUs after its switches
 
 _LOG_LAG_SECONDS = 5.0
@@ -35,7 +39,8 @@ def start_deadline(state: State) -> float:
     """Until when Fabric Manager must have configured the fabric."""
     if state.run is None:
         return NEVER_COMES
-    return state.run.started.monotonic + state.settings.fabric_manager.start_timeout_seconds
+    begun = state.run.adopted or state.run.started  # of one that was taken over nothing is known before
+    return begun.monotonic + state.settings.fabric_manager.start_timeout_seconds
 
 
 def success_line_due_at(run: Run) -> float:
@@ -83,3 +88,27 @@ def driver_due_at(state: State) -> float:
 def host_due_at(state: State) -> float:
     """When /sys and /proc must be read again."""
     return state.host_observed_at + HOST_INTERVAL_SECONDS
+
+
+def guests_due_at(state: State) -> float:
+    """When guests must be looked for again: at once when Fabric Manager has ended or has configured the fabric."""
+    if state.is_looking_for_guests or state.host is None or not state.host.gpus or not state.seen_switches:
+        return NEVER_COMES
+    moments = (state.last_exit.at if state.last_exit else None, state.run.configured if state.run else None)
+    if any(one is not None and state.guests_looked_at < one.monotonic for one in moments):
+        return state.guests_looked_at
+    is_waited_for = bool(state.guests_to_restart) or (state.run is None and bool(state.guests))
+    interval = GUEST_INTERVAL_WAITED_FOR_SECONDS if is_waited_for else GUEST_INTERVAL_SECONDS
+    return state.guests_looked_at + interval
+
+
+def guest_search_slow_at(state: State) -> float:
+    """When the search for guests that is under way is given up, for what is decided."""
+    return state.guest_search_began_at + GUEST_SEARCH_SLOW_SECONDS if state.is_looking_for_guests else NEVER_COMES
+
+
+def partitions_deadline(run: Run) -> float:
+    """Until when the active partitions must be told."""
+    if not run.is_resilient or run.partitions_told is not None:
+        return NEVER_COMES
+    return run.started.monotonic + PARTITIONS_TOLD_SECONDS

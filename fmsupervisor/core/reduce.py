@@ -11,6 +11,7 @@ from typing import assert_never
 
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import actions, events, restart, switches
+from fmsupervisor.core.guests import guests_found, note_guests
 from fmsupervisor.core.host_facts import with_unread_parts
 from fmsupervisor.core.kernel_facts import read_kernel, release_kernel_problems
 from fmsupervisor.core.log_facts import bounded_gpus, read_log
@@ -46,7 +47,7 @@ def reduce(state: State, event: events.Event, now: Moment) -> State:
     state = _release_blocks(state)
     state = release_kernel_problems(state)
     state = _note_switch_wait(state)
-    return _note_configured(state)
+    return note_guests(_note_configured(state))
 
 
 def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 - one line per event
@@ -73,10 +74,14 @@ def _apply(state: State, event: events.Event) -> State:  # noqa: C901, PLR0912 -
             return replace(state, config=config, config_for=config_key(state))
         case events.ForeignLookedFor(foreign=foreign):
             return replace(state, foreign=foreign, foreign_looked_at=state.now.monotonic)
+        case events.GuestsLookedFor(reading=reading):
+            return guests_found(state, reading)
         case events.BackoffDrawn(seconds=seconds):
             return replace(state, next_start_at=state.now.monotonic + seconds, backoff_seconds=seconds)
         case events.FabricManagerStarted():
             return _started(state, event)
+        case events.FabricManagerAdopted():
+            return _adopted(state, event)
         case events.SpawnFailed(reason=reason):
             problem = Problem(Code.SPAWN_FAILED, reason)
             state = replace(state, failures=state.failures + 1, next_start_at=None)
@@ -131,7 +136,10 @@ def _host_observed(state: State, host: Host | Unknown) -> State:
         # A driver that is unloaded or reloaded knows nothing of the switches of before.
         is_forgotten = host.module is None and state.run is None
         working = frozenset[str]() if is_forgotten else state.working_switches
-        return replace(state, driver=None, driver_unknown="", working_switches=working)
+        run = state.run
+        if run is not None and not isinstance(host.module, Unknown):
+            run = replace(run, is_driver_gone=True)
+        return replace(state, run=run, driver=None, driver_unknown="", working_switches=working)
     return replace(state, working_switches=state.working_switches | set(switches.working(state)))
 
 
@@ -180,6 +188,7 @@ def _driver_observed(state: State, event: events.DriverObserved) -> State:
     run = state.run
     if run is None:
         return state
+    run = replace(run, is_driver_gone=False)
     if switches.unconfigured(state):
         run = replace(run, is_driver_seen_unconfigured=True)
     is_unmanaged = any(device.driver_state is DriverState.MANAGER_TIMEOUT for device in switches.devices(state))
@@ -189,7 +198,8 @@ def _driver_observed(state: State, event: events.DriverObserved) -> State:
 
 
 def _started(state: State, event: events.FabricManagerStarted) -> State:
-    run = Run(event.session, event.pid, state.now, settings=state.settings.fabric_manager)
+    settings = state.settings.fabric_manager
+    run = Run(event.session, event.pid, state.now, settings=settings, is_resilient=event.is_resilient)
     counters = replace(state.counters, starts=state.counters.starts + 1)
     return replace(
         state,
@@ -198,9 +208,32 @@ def _started(state: State, event: events.FabricManagerStarted) -> State:
         next_start_at=None,
         foreign=(),
         log_problem="",
-        registered_before=frozenset(),
-        lost_registrations=bounded_gpus(state.lost_registrations | state.registered_before),
         driver=None,  # what it said before was about another Fabric Manager
+        driver_unknown="",
+        driver_observed_at=NEVER,
+    )
+
+
+def _adopted(state: State, event: events.FabricManagerAdopted) -> State:
+    """What it told an earlier supervisor holds; that it is configured must be confirmed by what is seen now."""
+    run = event.run
+    is_being_stopped = run.stop is not None and run.stop.cause is not actions.StopCause.REQUESTED
+    run = replace(
+        run,
+        adopted=state.now,
+        configured=None,
+        was_configured=run.configured or run.was_configured,
+        stop=run.stop if is_being_stopped else None,
+        unmanaged_since=None,
+    )
+    return replace(
+        state,
+        run=run,
+        config=event.config,
+        next_start_at=None,
+        foreign=(),
+        log_problem="",
+        driver=None,
         driver_unknown="",
         driver_observed_at=NEVER,
     )
@@ -210,7 +243,11 @@ def _exited(state: State, event: events.FabricManagerExited) -> State:
     run = state.run
     if run is None:
         return state
+    if event.was_unseen:
+        run = replace(run, configured=run.was_configured)
     found = restart.classify(state, run, event.status, event.last_lines, event.orphans)
+    if event.was_unseen and found.exit_class is ExitClass.UNEXPECTED:
+        found = replace(found, reason=f"it ended while no supervisor ran; {found.reason}")
     exits = dict(state.counters.exits)
     exits[found.exit_class] = exits.get(found.exit_class, 0) + 1
     state = replace(
@@ -219,12 +256,21 @@ def _exited(state: State, event: events.FabricManagerExited) -> State:
         is_host_stale=True,  # it may have died of what happened there
         has_orphans=event.orphans > 0,
         config_for=None,  # it may have been edited by hand since
-        last_exit=Exit(run.session, run.pid, state.now, event.status, found.exit_class, found.reason, event.last_lines),
+        last_exit=Exit(
+            run.session,
+            run.pid,
+            state.now,
+            event.status,
+            found.exit_class,
+            found.reason,
+            event.last_lines,
+            run.configured or run.success,
+        ),
         counters=replace(state.counters, exits=MappingProxyType(exits)),
         next_start_at=None,
         foreign_looked_at=NEVER,
         driver_observed_at=NEVER,
-        registered_before=frozenset(run.registered),
+        registered_before=bounded_gpus(state.registered_before | run.registered.keys()),
     )
     if run.stop is not None and run.stop.is_killed:
         seconds = state.settings.fabric_manager.stop_timeout_seconds
@@ -272,6 +318,8 @@ def _action_taken(state: State, action: actions.Action) -> State:
         case actions.LoadModule():
             basis = aspect_values(state, LOAD_CURES)
             return replace(state, is_loading=True, load_began_at=state.now.monotonic, load_basis=basis)
+        case actions.LookForGuests():
+            return replace(state, is_looking_for_guests=True, guest_search_began_at=state.now.monotonic)
         case actions.EndService():
             return replace(state, has_ended=True)
         case actions.TerminateFabricManager(cause=cause):
@@ -322,7 +370,15 @@ def _note_configured(state: State) -> State:
             for key, one in state.latched.items()
             if one.session == run.session and one.problem.code in _LATCHED_FOR_GOOD
         }
-        return replace(state, run=replace(run, configured=state.now), latched=MappingProxyType(latched))
+        since = run.was_configured or state.now
+        lost = state.lost_registrations | (state.registered_before - run.registered.keys())
+        return replace(
+            state,
+            run=replace(run, configured=since),
+            latched=MappingProxyType(latched),
+            registered_before=frozenset(),
+            lost_registrations=bounded_gpus(lost),
+        )
     stable_seconds = state.now.monotonic - run.configured.monotonic
     if state.failures and stable_seconds >= state.settings.restart.reset_after_seconds:
         return replace(state, failures=0)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import switches
 from fmsupervisor.core.actions import StopCause
+from fmsupervisor.core.plan_times import partitions_deadline
 from fmsupervisor.core.state import Aspect, ExitClass, Run, State
 from fmsupervisor.facts import ExitStatus, LogKind, Problem
 from fmsupervisor.settings import RestartSettings
@@ -73,8 +74,13 @@ def classify(state: State, run: Run, status: ExitStatus, last_lines: tuple[str, 
         reason = f"it left {orphans} {'process' if orphans == 1 else 'processes'} behind and ended with {status}"
         problem = Problem(Code.FORKED_AWAY, reason)
         return Verdict(ExitClass.TERMINAL, reason, problem, (Aspect.INSTALLATION, Aspect.SETTINGS))
-    when = "after the fabric was configured" if run.configured else "before the fabric was configured"
-    return Verdict(ExitClass.UNEXPECTED, _with_last_line(f"{status} {when}", last_lines))
+    return Verdict(ExitClass.UNEXPECTED, _with_last_line(f"{status} {_when(state, run)}", last_lines))
+
+
+def _when(state: State, run: Run) -> str:
+    is_untold = state.now.monotonic >= partitions_deadline(run)
+    untold = ", started with --restart and not told the active partitions within 60 s" if is_untold else ""
+    return f"{'after' if run.configured else 'before'} the fabric was configured{untold}"
 
 
 def _classify_stopped(run: Run, status: ExitStatus) -> Verdict:

@@ -15,6 +15,7 @@ from fmsupervisor.facts import (
     DriverView,
     ExitStatus,
     ForeignFabricManager,
+    Guest,
     Host,
     Installation,
     LogRecord,
@@ -94,7 +95,12 @@ class Run:
     )  # GPU UUID -> PCI bus id as FM printed it ("" = not told)
     failures: tuple[LogRecord, ...] = ()  # start-up failures that it reported
     unmanaged_since: float | None = None  # the driver says MANAGER_TIMEOUT since then
+    is_driver_gone: bool = False  # the driver was unloaded in this run and has not been heard since
+    adopted: Moment | None = None  # this supervisor took it over then
+    was_configured: Moment | None = None  # an earlier supervisor saw that all witnesses agreed
     settings: FabricManagerSettings | None = None  # as they were when it was executed
+    is_resilient: bool = False  # it was started with --restart
+    partitions_told: Moment | None = None  # it activated a partition for the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class Exit:
     exit_class: ExitClass
     reason: str
     last_lines: tuple[str, ...]
+    configured: Moment | None = None  # when it had configured the fabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,13 @@ class State:
     foreign: tuple[ForeignFabricManager, ...] = ()
     foreign_looked_at: float = NEVER
 
+    guests: tuple[Guest, ...] = ()  # processes that hold GPUs, by pid; see core.guests
+    guests_unknown: str = ""  # why the last search could not look at everything; "" = it could
+    guests_looked_at: float = NEVER  # when the last search that has ended began
+    guest_search_began_at: float = NEVER
+    is_looking_for_guests: bool = False
+    guests_to_restart: frozenset[tuple[int, int]] = frozenset()  # identities of guests that must be power-cycled
+
     run: Run | None = None
     has_orphans: bool = False  # what the last one left behind is still being ended
     last_exit: Exit | None = None
@@ -203,8 +217,8 @@ class State:
     backoff_seconds: float = 0.0  # the pause that was chosen when next_start_at was set
     blocks: tuple[Block, ...] = ()
     latched: Mapping[tuple[str, str], Latched] = field(default_factory=_nothing)  # by code, subject
-    registered_before: frozenset[str] = frozenset()  # GPU UUIDs registered with the Fabric Manager that ended last
-    lost_registrations: frozenset[str] = frozenset()  # GPU UUIDs registered with a Fabric Manager that is no more
+    registered_before: frozenset[str] = frozenset()  # GPU UUIDs of runs that ended, until the next one is configured
+    lost_registrations: frozenset[str] = frozenset()  # and not with the one that was configured next (core.guests)
     gpu_buses: Mapping[str, str] = field(default_factory=_nothing)  # GPU UUID -> PCI bus id
     module_ids: Mapping[str, int] = field(
         default_factory=lambda: MappingProxyType({})
@@ -218,6 +232,7 @@ class State:
     kernel_probing: str = ""  # the switch that the driver has begun to probe
     error_balances: Mapping[ErrorStream, Balance] = field(default_factory=_nothing)
     link_errors: Mapping[Link, Mapping[int, int]] = field(default_factory=_nothing)  # see core.link_history
+    link_faults: Mapping[Link, Mapping[int, int]] = field(default_factory=_nothing)
 
     log_problem: str = ""
     log_size_bytes: int | None = None

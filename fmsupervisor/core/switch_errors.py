@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fmsupervisor.conditions import Code
-from fmsupervisor.core.link_history import add_errors
+from fmsupervisor.core import link_history
 from fmsupervisor.core.state import Balance, Counters, ErrorStream, Latched, State
 from fmsupervisor.facts import Problem, SwitchErrorKey
 
@@ -45,13 +45,19 @@ class KernelError:
     is_old: bool  # from before the supervisor began
 
 
-def count_reports(state: State, reports: Mapping[SwitchErrorKey, int]) -> State:
-    """What Fabric Manager reported."""
+def count_reports(state: State, reports: Mapping[SwitchErrorKey, int], *, is_old: bool = False) -> State:
+    """What Fabric Manager reported. Old reports were counted by an earlier supervisor: they only settle credits."""
     if not reports:
         return state
     ledger = _Ledger(state.error_balances, state.now.monotonic)
     new = {key: ledger.take_reports(key, count) for key, count in reports.items()}
-    return _counted(replace(state, error_balances=ledger.result()), new)
+    if not is_old:
+        return _counted(replace(state, error_balances=ledger.result()), new)
+    state = replace(state, error_balances=ledger.settled())
+    for key, count in reports.items():
+        if key.severity == "fatal":
+            state = latch(state, fatal_problem(state, key, count))
+    return state
 
 
 def count_kernel_errors(state: State, errors: Iterable[KernelError]) -> State:
@@ -94,8 +100,14 @@ def _counted(state: State, new: Mapping[SwitchErrorKey, int]) -> State:
     if not new:
         return state
     counters: Counters = replace(state.counters, switch_errors=_summed(state, state.counters.switch_errors, new))
-    history = add_errors(state.link_errors, state.now.monotonic, new, state.seen_switches)
-    state = replace(state, counters=counters, link_errors=history)
+    now, known = state.now.monotonic, state.seen_switches
+    errors, faults = link_history.of_links(new)
+    state = replace(
+        state,
+        counters=counters,
+        link_errors=link_history.add_errors(state.link_errors, now, errors, known),
+        link_faults=link_history.add_errors(state.link_faults, now, faults, known),
+    )
     for key, count in new.items():
         if key.severity == "fatal":
             state = latch(state, fatal_problem(state, key, count))
@@ -175,6 +187,10 @@ class _Ledger:
         if len(left) > _MAX_STREAMS:
             left = dict(sorted(left.items(), key=lambda item: item[1].at)[-_MAX_STREAMS:])
         return MappingProxyType(left)
+
+    def settled(self) -> Mapping[ErrorStream, Balance]:
+        """The credits alone: nothing will come for these reports."""
+        return MappingProxyType({stream: one for stream, one in self.result().items() if one.ahead > 0})
 
     def _add(self, stream: ErrorStream, count: int) -> int:
         before = self._balances[stream].ahead if stream in self._balances else 0

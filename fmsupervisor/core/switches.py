@@ -7,6 +7,10 @@ SWITCH_DRIVER = "nvidia-nvswitch"  # NVSWITCH_DRIVER_NAME, export_nvswitch.h
 GPU_DRIVER = "nvidia"
 
 
+# LR10, the NVSwitch of A100: 1ae8, 1af0..1aff (nvswitch.c, nvswitch_lib_validate_device_id); and that of V100.
+_WITHOUT_IN_BAND = frozenset({"10de:1ac2", "10de:1ae8", *(f"10de:{number:04x}" for number in range(0x1AF0, 0x1B00))})
+
+
 def present(state: State) -> tuple[PciFunction, ...]:
     """The switches on the PCI bus."""
     return state.host.switches if state.host else ()
@@ -59,3 +63,8 @@ def is_applicable(state: State) -> bool | None:
     if state.host is None:
         return None
     return bool(state.seen_switches or state.host.nvlink5_bridges) or isinstance(state.settings.switches.expected, int)
+
+
+def registers_in_band(state: State) -> bool:
+    """Whether GPUs join this fabric by a request in band, once: Hopper and later, and what is not known to be older."""
+    return any(switch.device_id not in _WITHOUT_IN_BAND for switch in present(state))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fmsupervisor.conditions import REGISTRY, Code
-from fmsupervisor.core import switches
+from fmsupervisor.core import guests, switches
 from fmsupervisor.core.actions import (
     Action,
     DrawBackoff,
@@ -31,9 +31,15 @@ from fmsupervisor.core.actions import (
     StartFabricManager,
 )
 from fmsupervisor.core.diagnosis import blocking, problems
-from fmsupervisor.core.plan_times import FOREIGN_INTERVAL_SECONDS, bus_quiet_at, start_deadline, switch_deadline
+from fmsupervisor.core.plan_times import (
+    FOREIGN_INTERVAL_SECONDS,
+    GUEST_INTERVAL_WAITED_FOR_SECONDS,
+    bus_quiet_at,
+    start_deadline,
+    switch_deadline,
+)
 from fmsupervisor.core.state import Run, State
-from fmsupervisor.facts import LoadedModule, Problem, Unknown
+from fmsupervisor.facts import DriverState, LoadedModule, Problem, Unknown
 
 _DRIVER_NOTICES_SECONDS = 12.0  # heartbeat time-out 10 s, checked every second (nvswitch.c), and a margin
 
@@ -158,6 +164,8 @@ def _with_process(state: State, run: Run, active: tuple[Problem, ...]) -> tuple[
         if denying:
             named = ", ".join(device.pci_bus_id for device in denying)
             return FabricState.DEGRADED, f"the driver no longer says configured of {named}"
+        if run.is_driver_gone:
+            return FabricState.DEGRADED, "the driver was unloaded, and has not been heard since"
         return FabricState.CONFIGURED, _configured_sentence(state, run)
     if state.now.monotonic >= start_deadline(state) and run.success is not None:
         return FabricState.DEGRADED, _sentence(degrading[0], 0) if degrading else "the witnesses disagree"
@@ -211,6 +219,8 @@ def _blocked(state: State) -> Gate:
         return Gate(FabricState.FAILED, "blocked")
     block = next((block for block in state.blocks if block.problem == problem), None)
     cure = " or ".join(block.aspects) if block else _CURES.get(problem.code, _CURES_BY_GROUP[problem.code[:5]])
+    if problem.code == Code.RESTART_WITHHELD and state.settings.restart.policy == "when-no-guests":
+        cure = f"the guests (looked for every {GUEST_INTERVAL_WAITED_FOR_SECONDS:g} s) or {cure}"
     return Gate(FabricState.FAILED, f"{_sentence(problem, 0)}; waits for a change of {cure}")
 
 
@@ -312,7 +322,9 @@ def _switch_gate(state: State) -> Gate | None:
         case "start-anyway" if working:
             return None
         case "fail":
-            return Gate(FabricState.FAILED, f"{Code.SWITCH_MISSING} {listing} and switches.when_missing is fail")
+            cure = "waits for a change of the NVSwitches on the bus or the settings"
+            reason = f"{Code.SWITCH_MISSING} {listing} and switches.when_missing is fail; {cure}"
+            return Gate(FabricState.FAILED, reason)
         case _:
             return Gate(FabricState.WAITING_FOR_SWITCHES, f"{Code.SWITCH_MISSING} {listing}, after the deadline")
 
@@ -342,6 +354,8 @@ def _first_look_at_driver(state: State) -> Action:
 def _start_gate(state: State) -> Gate:
     if state.has_orphans:
         return Gate(FabricState.BACKOFF, "ending what the last Fabric Manager left behind")
+    if guests.is_death_undecided(state):
+        return Gate(FabricState.BACKOFF, "looking for guests that hold GPUs, before Fabric Manager is restarted")
     if state.failures and state.next_start_at is None:
         return Gate(FabricState.BACKOFF, "choosing a pause", DrawBackoff(state.failures))
     if state.next_start_at is not None and state.now.monotonic < state.next_start_at:
@@ -354,9 +368,17 @@ def _start_gate(state: State) -> Gate:
     reason = f"all {len(switches.working(state))} NVSwitches are ready"
     if state.failures:
         reason = f"restart number {state.failures} in a row; {reason}"
-    is_resilient = (
-        state.settings.fabric_manager.resiliency_restart
-        and state.settings.fabric_manager.fabric_mode in (1, 2)
-        and state.counters.starts > 0
-    )
-    return Gate(FabricState.STARTING, "executing Fabric Manager", StartFabricManager(is_resilient, reason))
+    return Gate(FabricState.STARTING, "executing Fabric Manager", StartFabricManager(_is_resilient(state), reason))
+
+
+def _is_resilient(state: State) -> bool:
+    """Whether Fabric Manager is to resume from its state file, if that can be used.
+
+    Only after one that ran since the driver was loaded: the driver's states tell it, and not STANDBY or OFFLINE, which
+    they are in after a boot. A file from before would bring back partitions of a fabric that is no more.
+    """
+    settings = state.settings.fabric_manager
+    if not settings.resiliency_restart or settings.fabric_mode not in (1, 2) or state.driver_view is None:
+        return False
+    idle = (DriverState.STANDBY, DriverState.OFFLINE)
+    return any(device.is_usable and device.driver_state not in idle for device in switches.devices(state))

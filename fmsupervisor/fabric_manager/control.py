@@ -1,12 +1,19 @@
-"""Executing nv-fabricmanager, reading what it writes, and ending it."""
+"""Executing nv-fabricmanager, reading what it writes, ending it, and taking over one that runs.
+
+There are two ways to come to a running Fabric Manager. ``resume``: this program has executed a new version of itself in
+its place (execve keeps the children and the descriptors), and goes on at the very byte. ``adopt``: an earlier
+supervisor has died. Then the log is read again from the header of its session, for the facts in it; they have been
+counted and told before. ``record`` is what an adoption needs to know, and ``keep`` stores it.
+"""
 
 import asyncio
 import os
+import secrets
 import signal
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from fmsupervisor.core.events import (
     Event,
@@ -17,10 +24,12 @@ from fmsupervisor.core.events import (
     SpawnFailed,
 )
 from fmsupervisor.errors import CannotObserve
-from fmsupervisor.fabric_manager.log_follow import LogFollower
-from fmsupervisor.fabric_manager.log_grammar import LogParser
+from fmsupervisor.fabric_manager import ownership, state_file
+from fmsupervisor.fabric_manager.log_follow import FollowerMemory, LogFollower
+from fmsupervisor.fabric_manager.log_grammar import LogParser, ParserMemory
+from fmsupervisor.fabric_manager.ownership import ManagerRecord
 from fmsupervisor.fabric_manager.process import Child, Children, Command
-from fmsupervisor.facts import ExitStatus, LogBatch
+from fmsupervisor.facts import ExitStatus, LogBatch, Moment, RenderedConfig
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.settings import FabricManagerSettings, Settings
 
@@ -37,6 +46,24 @@ def environment(root: HostRoot, settings: FabricManagerSettings) -> dict[str, st
     return variables
 
 
+@dataclass(frozen=True, slots=True)
+class ManagerMemory:
+    """What ``resume`` needs besides the record. The descriptors are inherited."""
+
+    pipes: tuple[tuple[int, str], ...]
+    parsers: tuple[tuple[str, ParserMemory], ...]
+    follower: FollowerMemory | None
+    log_file: str
+    log_tail: tuple[str, ...]
+    stop_timeout_seconds: float
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those that execve must not close."""
+        log = (self.follower.descriptor,) if self.follower and self.follower.descriptor >= 0 else ()
+        return (*(descriptor for descriptor, _ in self.pipes), *log)
+
+
 class FabricManagerControl:
     """The one Fabric Manager of this service. What happens to it is told through ``feed``; ``speed``: see ``Clock``."""
 
@@ -47,15 +74,19 @@ class FabricManagerControl:
         children: Children,
         feed: Callable[[Event], None],
         *,
+        keep: Callable[[], None] = lambda: None,
         speed: float = 1.0,
     ) -> None:
+        self.record: ManagerRecord | None = None
         self._root = root
         self._loop = loop
         self._children = children
         self._feed = feed
+        self._keep = keep
         self._speed = speed
         self._child: Child | None = None
         self._follower: LogFollower | None = None
+        self._log_file = ""
         self._parsers: dict[str, LogParser] = {}
         self._log_tail: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
         self._is_reading_on = False
@@ -66,34 +97,120 @@ class FabricManagerControl:
         """Process ids that are ours."""
         return frozenset({self._child.pid}) if self._child else frozenset()
 
-    def start(self, settings: Settings, log_file: str, *, resiliency: bool) -> None:
+    def start(self, settings: Settings, config: RenderedConfig | None, started: Moment, *, resiliency: bool) -> None:
         """Execute Fabric Manager with the prepared configuration."""
         manager = settings.fabric_manager
         self._stop_timeout_seconds = manager.stop_timeout_seconds
         self._log_tail.clear()
-        self._follow(log_file)
+        self._follow(config.log_file if config else "")
+        if self._follower is not None:
+            self._follower.begin_session()
         self._parsers = {source: LogParser(source) for source in ("stdout", "stderr")}
         arguments = [self._root.path(manager.binary), "-c", self._root.path(manager.config)]
-        if resiliency and self._has_state(manager.state_file):
+        state_problem = state_file.why_unusable(self._root, manager.state_file) if resiliency else ""
+        is_resilient = resiliency and not state_problem
+        if is_resilient:
             arguments.append("--restart")
-        command = Command(tuple(arguments), environment(self._root, manager))
+        token = secrets.token_hex(16)
+        variables = environment(self._root, manager) | {ownership.TOKEN_VARIABLE: token}
+        record = ManagerRecord(token, ownership.boot_id(), started, config, manager)
+        self._remember(record)  # before it exists: whatever happens now, it will be found
         try:
-            child = self._children.execute(command, self._output, self._exited)
+            child = self._children.execute(
+                Command(tuple(arguments), variables, outlives_us=True), self._output, self._exited
+            )
         except OSError as error:
+            self._remember(None)
             self._feed(SpawnFailed(f"cannot execute {manager.binary}: {error.strerror}"))
             return
         self._child = child
         child.raise_limits()
         session = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{child.pid}"
-        self._feed(FabricManagerStarted(child.pid, session))
-
-    def _has_state(self, state_file: str) -> bool:
-        """Whether there is a state file to resume from; without one --restart would wait for partitions in vain."""
         try:
-            status = self._root.status(state_file)
-        except CannotObserve:
-            return False
-        return status is not None and stat.S_ISREG(status.st_mode) and status.st_size > 0
+            identity = ownership.identify(child.pid)
+        except (ProcessLookupError, CannotObserve):
+            identity = None  # it has ended already, and its exit comes next
+        self._remember(replace(record, identity=identity, session=session))
+        self._feed(FabricManagerStarted(child.pid, session, is_resilient, state_problem))
+
+    def adopt(self, record: ManagerRecord, pidfd: int, identity: ownership.Identity) -> list[LogBatch]:
+        """Watch the running Fabric Manager of a supervisor that has died; what its log holds of this session."""
+        self._settle(record)
+        pid = identity.pid
+        session = record.session or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.started.wall))}-{pid}"
+        self._remember(replace(record, identity=identity, session=session))
+        self._child = self._children.take_over(
+            pid, pidfd, ownership.output_of(pid), record.token, self._output, self._exited
+        )
+        return self._read_again()
+
+    def bury(self, record: ManagerRecord) -> tuple[list[LogBatch], tuple[str, ...], int]:
+        """One that ended while no supervisor ran: its log, its last lines, and how many processes it has left."""
+        self._settle(record)
+        batches = self._read_again()
+        orphans = self._children.find_strays(record.token)
+        self._ended(record, orphans)
+        return batches, tuple(self._log_tail), orphans
+
+    def hunt(self, record: ManagerRecord) -> int:
+        """Go on ending what one has left behind whose end is known; how many there are."""
+        orphans = self._children.find_strays(record.token)
+        self._ended(record, orphans)
+        return orphans
+
+    def memory(self) -> ManagerMemory:
+        """For ``resume``."""
+        return ManagerMemory(
+            tuple(self._child.pipes.items()) if self._child else (),
+            tuple((source, parser.memory()) for source, parser in self._parsers.items()),
+            self._follower.memory() if self._follower else None,
+            self._log_file,
+            tuple(self._log_tail),
+            self._stop_timeout_seconds,
+        )
+
+    def resume(self, record: ManagerRecord, memory: ManagerMemory) -> None:
+        """Go on as the program that executed this one. Raises ``OSError``."""
+        if record.identity is None:
+            raise ProcessLookupError
+        pidfd = os.pidfd_open(record.identity.pid)  # a child keeps its pid until we wait for it
+        self.record = record
+        self._stop_timeout_seconds = memory.stop_timeout_seconds
+        self._log_tail.extend(memory.log_tail)
+        self._parsers = {source: LogParser(source) for source in ("stdout", "stderr")}
+        for source, parser in memory.parsers:
+            if source in self._parsers:
+                self._parsers[source].recall(parser)
+        self._follow(memory.log_file)
+        if self._follower is not None and memory.follower is not None:
+            self._follower.recall(memory.follower)
+        self._child = self._children.take_over(
+            record.identity.pid, pidfd, dict(memory.pipes), record.token, self._output, self._exited
+        )
+
+    def _settle(self, record: ManagerRecord) -> None:
+        """As ``start`` leaves things, but at the header of a session that began earlier."""
+        if record.settings is not None:
+            self._stop_timeout_seconds = record.settings.stop_timeout_seconds
+        self._parsers = {source: LogParser(source) for source in ("stdout", "stderr")}
+        self._follow(record.config.log_file if record.config else "")
+        if self._follower is not None:
+            self._follower.resume_last_session()
+
+    def _read_again(self) -> list[LogBatch]:
+        batches: list[LogBatch] = []
+        while self._follower is not None:
+            batch = self._follower.read()
+            if batch is not None:
+                self._log_tail.extend(record.text for record in batch.relay)
+                batches.append(batch)
+            if not self._follower.has_more:
+                break
+        return batches
+
+    def _remember(self, record: ManagerRecord | None) -> None:
+        self.record = record
+        self._keep()
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -124,9 +241,8 @@ class FabricManagerControl:
     def _follow(self, log_file: str) -> None:
         if self._follower is not None:
             self._follower.close()
+        self._log_file = log_file
         self._follower = LogFollower(self._root, log_file) if log_file else None
-        if self._follower is not None:
-            self._follower.begin_session()
 
     def _output(self, source: str, content: bytes) -> None:
         parser = self._parsers[source]
@@ -144,9 +260,19 @@ class FabricManagerControl:
             self._tell(parser.take_batch())
         self._read_rest()
         lines = child.last_lines if child else ()
+        self._ended(self.record, orphans)
         self._feed(FabricManagerExited(status, (*self._log_tail, *lines), orphans))
+
+    def _ended(self, record: ManagerRecord | None, orphans: int) -> None:
+        """See that nothing of it is left; until then the record stays, for the next supervisor."""
+        self.record = replace(record, has_ended=True) if record and orphans else None
         if orphans:
-            self._children.end_orphans(self._stop_timeout_seconds / self._speed, lambda: self._feed(OrphansEnded()))
+            patience = self._stop_timeout_seconds / self._speed
+            self._loop.call_soon(self._children.end_orphans, patience, self._orphans_ended)
+
+    def _orphans_ended(self) -> None:
+        self.record = None
+        self._feed(OrphansEnded())
 
     def _read_rest(self) -> None:
         """What it wrote before it died decides how its death is classified, so it is read first."""

@@ -139,7 +139,10 @@ def _binary(root: HostRoot, settings: Settings, owner: int) -> list[Problem]:
 
 def _nscq(root: HostRoot, settings: Settings, owner: int) -> tuple[str | None, str | None, list[Problem]]:
     """Path, version and what is wrong with NSCQ."""
-    found = find_nscq(root, settings.fabric_manager.library_paths)
+    try:
+        found = find_nscq(root, settings.fabric_manager.library_paths)
+    except CannotObserve as error:
+        return None, None, [Problem(Code.NSCQ_MISSING, str(error))]
     if found is None:
         where = ", ".join(settings.fabric_manager.library_paths) or "the host's library directories"
         return None, None, [Problem(Code.NSCQ_MISSING, f"there is no libnvidia-nscq.so.* in {where}")]

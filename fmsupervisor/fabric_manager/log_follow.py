@@ -21,8 +21,9 @@ Nothing here depends on how large the file is, except that ``resume_last_session
 import os
 import re
 import stat
+from dataclasses import dataclass, replace
 
-from fmsupervisor.fabric_manager.log_grammar import LogParser
+from fmsupervisor.fabric_manager.log_grammar import LogParser, ParserMemory
 from fmsupervisor.facts import LogBatch
 from fmsupervisor.host.root import HostRoot
 
@@ -48,6 +49,17 @@ _FILE_TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FollowerMemory:
+    """Where a follower has come to; ``descriptor`` is its open file, -1 when there is none. Bytes are Latin-1."""
+
+    descriptor: int
+    offset: int
+    head: str
+    held: str | None
+    parser: ParserMemory
+
+
 class LogFollower:
     """Reads what is new in the log file at ``path`` (logical, below ``root``). Use it from one thread."""
 
@@ -63,6 +75,7 @@ class LogFollower:
         self._problem = ""
         self._reported_problem = ""
         self._has_more = False
+        self._old_until = 0  # what the open file holds up to there was written before this program read it
 
     @property
     def has_more(self) -> bool:
@@ -93,12 +106,32 @@ class LogFollower:
             self._offset = size
             return False
         self._offset = header if header is not None else 0 if size <= LOOK_BACK_BYTES else size
+        self._old_until = size
         return header is not None
+
+    def memory(self) -> FollowerMemory:
+        """For ``recall``, in a program that inherits the descriptor."""
+        held = None if self._held is None else self._held.decode("latin-1")
+        descriptor = -1 if self._descriptor is None else self._descriptor
+        return FollowerMemory(descriptor, self._offset, self._head.decode("latin-1"), held, self._parser.memory())
+
+    def recall(self, memory: FollowerMemory) -> None:
+        """Go on where the other follower has stopped; nothing is read twice, and nothing left out."""
+        self._restart()
+        self._parser.recall(memory.parser)
+        self._held = None if memory.held is None else memory.held.encode("latin-1")
+        if memory.descriptor >= 0:
+            self._descriptor = memory.descriptor
+            self._size = os.fstat(memory.descriptor).st_size
+            self._offset = memory.offset
+            self._head = memory.head.encode("latin-1")
 
     def read(self, limit_bytes: int = READ_LIMIT_BYTES) -> LogBatch | None:
         """What is new, at most about ``limit_bytes`` of it; None when nothing is, also not the problem or the size."""
         size_before = self._size
-        left = limit_bytes
+        is_old = self._offset < self._old_until
+        left = min(limit_bytes, self._old_until - self._offset) if is_old else limit_bytes
+        limit_bytes = left
         try:
             while left > 0 and (data := self._read_some(left)):
                 left -= len(data)
@@ -108,7 +141,7 @@ class LogFollower:
         self._has_more = left <= 0
         if left == limit_bytes and self._problem == self._reported_problem and self._size == size_before:
             return None
-        return self._batch()
+        return replace(self._batch(), is_old=is_old)
 
     def finish(self) -> LogBatch:
         """Call when Fabric Manager has ended and all is read: an incomplete last line and lines held back count too."""
@@ -128,7 +161,7 @@ class LogFollower:
         self.close()
         self._parser = LogParser("file")
         self._held = None
-        self._offset = 0
+        self._offset = self._old_until = 0
         self._has_more = False
 
     def _batch(self) -> LogBatch:
@@ -151,7 +184,7 @@ class LogFollower:
             self.close()
             self._end_line()
             if self._open():
-                self._offset = 0
+                self._offset = self._old_until = 0
         return b""
 
     def _take(self, data: bytes) -> None:
@@ -215,6 +248,7 @@ class LogFollower:
         if self._size < self._offset or not head.startswith(self._head):
             self._end_line()
             self._offset = _first_data(descriptor)
+            self._old_until = 0
         self._head = head
         self._problem = ""
 

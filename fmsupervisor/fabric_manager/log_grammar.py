@@ -99,6 +99,15 @@ class _Increments:
     switch_errors: dict[SwitchErrorKey, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ParserMemory:
+    """What a parser must know to go on where another one has stopped; bytes are written as Latin-1."""
+
+    partial: str = ""
+    counted_in: tuple[tuple[str, frozenset[SwitchErrorKey]], ...] = ()
+    last_untimed: SwitchErrorKey | None = None
+
+
 class LogParser:
     """Reads one source (``file``, ``stdout`` or ``stderr``) of one Fabric Manager session. Never raises on input."""
 
@@ -113,6 +122,17 @@ class LogParser:
         self._counted_in: dict[bytes, set[SwitchErrorKey]] = {}  # time of one second -> what was counted in it
         self._last_untimed: SwitchErrorKey | None = None
         self._new = _Increments(_Relay(relay_limit))
+
+    def memory(self) -> ParserMemory:
+        """For ``recall``; what ``take_batch`` has not handed out yet is not in it."""
+        counted = tuple((second.decode("latin-1"), frozenset(keys)) for second, keys in self._counted_in.items())
+        return ParserMemory(b"".join(self._partial).decode("latin-1"), counted, self._last_untimed)
+
+    def recall(self, memory: ParserMemory) -> None:
+        """Go on as if this parser, which is new, had read what the other one has read."""
+        self._keep_partial(memory.partial.encode("latin-1"))
+        self._counted_in = {second.encode("latin-1"): set(keys) for second, keys in memory.counted_in}
+        self._last_untimed = memory.last_untimed
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes; lines may be cut anywhere."""

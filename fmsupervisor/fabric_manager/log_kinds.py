@@ -9,6 +9,10 @@ stable core of a message, not the message. What keeps that from matching too muc
 * the first rule that matches wins, and the echo of the configuration (``name = value``) comes before the rules whose
   words a value could contain.
 
+A line must not cost the square of its length. So a group that may begin anywhere begins at the edge of a word
+(``(?<![^\s:])``), blanks are possessive, and of two words with anything before and between them the first one is taken
+where it stands first (``(?>.*?first).*second``).
+
 Notation: patterns ignore case, and a blank stands for any number of blanks (535 prints two where 590 prints one).
 Named groups are the fields of the record. Two are rewritten: ``pci_bus_id`` to dddd:bb:dd.f, and ``pci_info``
 (bus << 8 | device << 3 | function) to ``pci_bus_id``. Module ids and physical ids are as printed, counted from 0.
@@ -75,7 +79,7 @@ class Rule:
 
 def _rule(kind: LogKind, where: Where, *patterns: str) -> Rule:
     compiled = (
-        re.compile(text.replace(" ", r"[ \t]+").encode("ascii"), re.IGNORECASE | re.DOTALL) for text in patterns
+        re.compile(text.replace(" ", r"[ \t]++").encode("ascii"), re.IGNORECASE | re.DOTALL) for text in patterns
     )
     return Rule(kind, where, tuple(compiled))
 
@@ -167,8 +171,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         LogKind.GPU_RESET_NEEDED,
         Where.TROUBLE,
-        r".*\bGPUs?\b.*\bneeds?(?: to be| a)? reset\b",
-        r".*\bGPUs?\b.*\b(?:requires?(?: a)? reset|must be reset)\b",
+        r"(?>.*?\bGPUs?\b).*\bneeds?(?: to be| a)? reset\b",
+        r"(?>.*?\bGPUs?\b).*\b(?:requires?(?: a)? reset|must be reset)\b",
     ),
     _rule(
         LogKind.STALE_HANDLE,
@@ -218,9 +222,9 @@ RULES: tuple[Rule, ...] = (
         LogKind.LOADER_ERROR,
         Where.TROUBLE,
         r".*?\berror while loading shared libraries:\s*(?P<library>[^\s:]+)",
-        r".*?(?P<library>[^\s:'\"(]+\.so\b[\w.]*)['\"]?:\s*cannot open shared object file\b",
+        r".*?(?<![^\s:'\"(])(?P<library>[^\s:'\"(]+\.so\b[\w.]*)['\"]?:\s*cannot open shared object file\b",
         r".*?\bundefined symbol:?\s*(?P<symbol>[\w@.]+)",
-        r".*?(?:(?P<library>[^\s:]+):\s*)?version [`'\"](?P<symbol>\w[\w.]*)['\"] not found\b",
+        r".*?(?:(?<![^\s:])(?P<library>[^\s:]+):\s*)?version [`'\"](?P<symbol>\w[\w.]*)['\"] not found\b",
         r".*?\b(?:cannot open shared object file|symbol lookup error)\b",
     ),
     # Known and of no consequence.

@@ -28,28 +28,34 @@ class Nscq:
 
 
 def find_nscq(root: HostRoot, library_paths: Sequence[str]) -> Nscq | None:
-    """The first one in the library paths, then in the host's directories; None when there is none."""
-    for path in nscq_files(root, (*library_paths, *host_directories(root))):
-        real = _existing_file(root, path)
-        if real is not None:
-            return Nscq(real, version_of_file_name(real) or _version_by_content(root, real))
+    """The first one in the library paths, then in the host's directories; None when there is none.
+
+    Raises ``CannotObserve`` when there is none to be seen and something could not be looked at.
+    """
+    unseen: list[CannotObserve] = []
+    for path in nscq_files(root, (*library_paths, *host_directories(root)), unseen):
+        try:
+            real = resolve(root, path)
+            if real is not None and root.is_file(real):
+                return Nscq(real, version_of_file_name(real) or _version_by_content(root, real))
+        except CannotObserve as error:
+            unseen.append(error)
+    if unseen:
+        raise unseen[0]
     return None
 
 
-def _existing_file(root: HostRoot, path: str) -> str | None:
-    try:
-        real = resolve(root, path)
-        return real if real is not None and root.is_file(real) else None
-    except CannotObserve:
-        return None
+def nscq_files(root: HostRoot, directories: Sequence[str], unseen: list[CannotObserve] | None = None) -> Iterator[str]:
+    """Files and links of that name; in one directory those that Fabric Manager asks for come first.
 
-
-def nscq_files(root: HostRoot, directories: Sequence[str]) -> Iterator[str]:
-    """Files and links of that name; in one directory those that Fabric Manager asks for come first."""
+    ``unseen`` gets what could not be looked at.
+    """
     for directory in directories:
         try:
             names = root.list_directory(directory) or []
-        except CannotObserve:
+        except CannotObserve as error:
+            if unseen is not None:
+                unseen.append(error)
             continue
         found = [name for name in names if name == PREFIX or name.startswith(PREFIX + ".")]
         yield from (f"{directory}/{name}" for name in sorted(found, key=_preference))

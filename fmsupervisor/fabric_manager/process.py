@@ -9,6 +9,14 @@ whatever a dead child had started, however detached, becomes our direct child in
 /proc/self/task/*/children, asked to end, killed if it does not listen, and waited for.
 
 PR_SET_PDEATHSIG is not used: it fires when the spawning *thread* ends, and Fabric Manager must outlive its supervisor.
+Nor may its output stand in the way: written to a pipe whose reader has died it would end it (SIGPIPE), and a reader
+that does not come back would make it wait for ever. So the child that outlives us gets its end of the pipe opened for
+reading too, and non-blocking: it is its own reader, and when the pipe is full, what it writes is lost. Whoever takes it
+over opens /proc/<pid>/fd/1 and 2 and goes on reading. (pipe(7); opening these links makes a new description of the
+same pipe, proc_pid_fd(5).)
+
+A process that is taken over is not a child: a pidfd tells when it ends, and nothing tells how. What it leaves behind
+falls to init, not to us, and is found by the variable that it was executed with (``ownership``).
 """
 
 import asyncio
@@ -22,10 +30,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fmsupervisor.fabric_manager import ownership
 from fmsupervisor.facts import ExitStatus
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _READ_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # what may be written while nobody reads; the most that /proc/sys/fs/pipe-max-size allows
+_STRAY_POLL_SECONDS = 0.1
 _TAIL_LINES = 20
 _TAIL_LINE_BYTES = 2000
 
@@ -38,6 +49,7 @@ class Command:
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    outlives_us: bool = False  # its output never makes it wait, and never ends it
 
 
 def become_subreaper() -> bool:
@@ -60,64 +72,36 @@ def seal_descriptors() -> None:
 
 
 class Child:
-    """One executed process. ``on_exit`` is called once, after its last output was delivered."""
+    """One running process. ``on_exit`` is called once, after its last output was delivered.
+
+    ``pidfd`` and ``pipes`` (reading descriptor -> "stdout" or "stderr") belong to it from now on.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        command: Command,
+        pid: int,
+        pidfd: int,
+        pipes: Mapping[int, str],
         on_output: Output,
         on_exit: Callable[[ExitStatus], None],
     ) -> None:
+        self.pid = pid
         self._loop = loop
+        self._pidfd = pidfd
+        self._pipes = dict(pipes)
         self._on_output = on_output
         self._on_exit = on_exit
-        self._pipes: dict[int, str] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._partial: dict[str, bytes] = {}
-        self.pid = self._spawn(command)
-        self._pidfd = self._open_pidfd()
         loop.add_reader(self._pidfd, self._exited)
         for descriptor in self._pipes:
             loop.add_reader(descriptor, self._readable, descriptor)
 
-    def _spawn(self, command: Command) -> int:
-        writers: dict[str, int] = {}
-        try:
-            for source in ("stdout", "stderr"):
-                reader, writers[source] = os.pipe2(os.O_CLOEXEC)
-                os.set_blocking(reader, False)
-                self._pipes[reader] = source
-            return os.posix_spawn(
-                command.arguments[0],
-                command.arguments,
-                command.environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, writers["stdout"], 1),
-                    (os.POSIX_SPAWN_DUP2, writers["stderr"], 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            )
-        except OSError:
-            for descriptor in self._pipes:
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in writers.values():
-                os.close(descriptor)
-
-    def _open_pidfd(self) -> int:
-        try:
-            return os.pidfd_open(self.pid)
-        except OSError:  # no descriptor left, or a kernel before 5.3: it could be neither watched nor ended
-            os.kill(self.pid, signal.SIGKILL)
-            _wait(self.pid)
-            for descriptor in self._pipes:
-                os.close(descriptor)
-            raise
+    @property
+    def pipes(self) -> Mapping[int, str]:
+        """The open reading ends of its output."""
+        return self._pipes
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -205,6 +189,7 @@ class Children:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._known: set[int] = set()
+        self._strays: str | None = None  # the token of what a process that was no child of ours has left behind
         self._hunt: _OrphanHunt | None = None
 
     def execute(self, command: Command, on_output: Output, on_exit: Callable[[ExitStatus, int], None]) -> Child:
@@ -218,9 +203,42 @@ class Children:
             self._bury()
             on_exit(status, len(self.orphans()))
 
-        child = Child(self._loop, command, on_output, ended)
-        self._known.add(child.pid)
+        pid, pipes = _spawn(command)
+        pidfd = _open_pidfd(pid, pipes)
+        self._known.add(pid)
+        child = Child(self._loop, pid, pidfd, pipes, on_output, ended)
         return child
+
+    def take_over(
+        self,
+        pid: int,
+        pidfd: int,
+        pipes: Mapping[int, str],
+        token: str,
+        on_output: Output,
+        on_exit: Callable[[ExitStatus, int], None],
+    ) -> Child:
+        """Watch a process that was executed before this program began: by a predecessor, or by itself before execve.
+
+        Then it is still a child, and its status will be known. ``token``: see ``ownership``.
+        """
+        is_child = pid in _own_children()
+
+        def ended(status: ExitStatus) -> None:
+            self._known.discard(pid)
+            if not is_child:
+                self._strays = token
+            self._bury()
+            on_exit(status, len(self.orphans()))
+
+        if is_child:
+            self._known.add(pid)
+        return Child(self._loop, pid, pidfd, pipes, on_output, ended)
+
+    def find_strays(self, token: str) -> int:
+        """Look for what is left of a process that ended unseen; they are ``orphans`` from now on. Their number."""
+        self._strays = token
+        return len(self.orphans())
 
     async def run(self, command: Command, timeout_seconds: float) -> tuple[ExitStatus | None, bytes, bytes]:
         """Execute a program to its end: status (None = killed after the time-out), stdout and stderr (64 KiB each).
@@ -249,8 +267,19 @@ class Children:
         return status, bytes(collected["stdout"]), bytes(collected["stderr"])
 
     def orphans(self) -> tuple[int, ...]:
-        """Processes that became ours because their parent ended."""
-        return tuple(pid for pid in _own_children() if pid not in self._known)
+        """Processes that became ours because their parent ended, and those that a process taken over left behind."""
+        own = tuple(pid for pid in _own_children() if pid not in self._known)
+        if self._strays is None:
+            return own
+        strays = tuple(pid for pid in ownership.marked(self._strays) if pid not in own)
+        if not strays:
+            self._strays = None
+        return own + strays
+
+    @property
+    def has_strays(self) -> bool:
+        """Whether some of them are not our children, so that nothing tells of their end."""
+        return self._strays is not None
 
     def reap(self) -> None:
         """Bury orphans that have ended; called on SIGCHLD."""
@@ -281,7 +310,17 @@ class Children:
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            _signal(pid, signal.SIGKILL)
+            self.send(pid, signal.SIGKILL)
+
+    def send(self, pid: int, signal_number: int) -> None:
+        """Send a signal to an orphan; one that has ended is no error."""
+        if self._strays is not None and pid not in _own_children():
+            ownership.signal_marked(pid, self._strays, signal_number)
+            return
+        try:
+            os.kill(pid, signal_number)  # not recycled: a child keeps its pid until we wait for it
+        except ProcessLookupError:
+            pass
 
 
 class _OrphanHunt:
@@ -291,12 +330,16 @@ class _OrphanHunt:
         self, children: Children, loop: asyncio.AbstractEventLoop, patience_seconds: float, on_done: Callable[[], None]
     ) -> None:
         self._children = children
+        self._loop = loop
         self._on_done = on_done
+        self._again: asyncio.TimerHandle | None = None
         self._asked: set[int] = set()
         self._is_patient = True
         self._timer = loop.call_later(patience_seconds, self._lose_patience)
 
     def look(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         left = self._children.orphans()
         if not left:
             self._timer.cancel()
@@ -304,25 +347,80 @@ class _OrphanHunt:
             return
         for pid in left:
             if not self._is_patient:
-                _signal(pid, signal.SIGKILL)
+                self._children.send(pid, signal.SIGKILL)
             elif pid not in self._asked:
                 self._asked.add(pid)
-                _signal(pid, signal.SIGTERM)
+                self._children.send(pid, signal.SIGTERM)
+        if self._children.has_strays:
+            self._again = self._loop.call_later(_STRAY_POLL_SECONDS, self.look)
 
     def _lose_patience(self) -> None:
         self._is_patient = False
         self.look()
 
 
+def _spawn(command: Command) -> tuple[int, dict[int, str]]:
+    """Execute: its pid and the reading ends of its output. Raises ``OSError``."""
+    pipes: dict[int, str] = {}
+    writers: dict[str, int] = {}
+    try:
+        for source in ("stdout", "stderr"):
+            reader, writers[source] = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(reader, False)
+            pipes[reader] = source
+            if command.outlives_us:
+                writers[source] = _own_reader(writers[source])
+        pid = os.posix_spawn(
+            command.arguments[0],
+            command.arguments,
+            command.environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, writers["stdout"], 1),
+                (os.POSIX_SPAWN_DUP2, writers["stderr"], 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+    except OSError:
+        for descriptor in pipes:
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in writers.values():
+            os.close(descriptor)
+    return pid, pipes
+
+
+def _own_reader(writer: int) -> int:
+    """The same pipe, open for both and non-blocking, in place of its writing end."""
+    try:
+        both = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return writer  # without /proc: as good as any pipe
+    os.close(writer)
+    try:
+        fcntl.fcntl(both, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        pass  # above /proc/sys/fs/pipe-user-pages-soft: it stays as it is
+    return both
+
+
+def _open_pidfd(pid: int, pipes: Iterable[int]) -> int:
+    """Of a new child. Raises ``OSError``; then the child is gone again."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # no descriptor left, or a kernel before 5.3: it could be neither watched nor ended
+        os.kill(pid, signal.SIGKILL)
+        _wait(pid)
+        for descriptor in pipes:
+            os.close(descriptor)
+        raise
+
+
 def _text(line: bytes) -> str:
     return line[:_TAIL_LINE_BYTES].decode(errors="replace").strip()
-
-
-def _signal(pid: int, signal_number: int) -> None:
-    try:
-        os.kill(pid, signal_number)  # not recycled: a child keeps its pid until we wait for it
-    except ProcessLookupError:
-        pass
 
 
 def _wait(pid: int) -> ExitStatus:

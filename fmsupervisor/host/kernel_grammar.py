@@ -40,7 +40,7 @@ class Rule:
 
 
 def _rule(kind: KernelKind, *patterns: str) -> Rule:
-    text = "|".join(pattern.replace(" ", r"\s+") for pattern in patterns)
+    text = "|".join(pattern.replace(" ", r"\s++") for pattern in patterns)
     return Rule(kind, re.compile(text, re.IGNORECASE | re.DOTALL))
 
 
@@ -76,6 +76,14 @@ RULES: tuple[Rule, ...] = (
         KernelKind.VERSION_MISMATCH,
         r"nvidia-nvswitch: Version mismatch, "
         r"kernel version (?P<kernel_version>\S+) user version (?P<user_version>\S+).*",
+    ),
+    _rule(
+        KernelKind.SWITCH_PROBE_FAILED,
+        r"nvidia-nvswitch(?P<minor>\d{1,3}):\s*Failed (?:to|during) (?P<what>.*?)\s*:\s*(?P<error>-?\d+).*",
+        r"nvidia-nvswitch " + _BUS_ID + r": probe with driver \S+ failed with error (?P<errno>-?\d+).*",
+        r"nvidia-nvswitch: probe of "
+        + _BUS_ID.replace("pci_bus_id", "function")
+        + r" failed with error (?P<code>-?\d+).*",
     ),
     _rule(KernelKind.OTHER_SWITCH_LINE, r"nvidia-nvswitch(?P<minor>\d{0,3}): .*"),
     _rule(KernelKind.MODULE_LOADED, r"NVRM: loading (?P<what>.*\S)\s*$"),
@@ -159,6 +167,11 @@ def _with_detail(record: KernelRecord, text: str) -> KernelRecord:
 
 def _fields(kind: KernelKind, found: re.Match[str]) -> Mapping[str, str]:
     fields = {name: text for name, text in found.groupdict().items() if text}
+    if "function" in fields:  # older kernels write the function behind "probe of"
+        fields["pci_bus_id"] = fields.pop("function")
+    for name in ("errno", "code"):
+        if name in fields:
+            fields["error"] = fields.pop(name)
     if "pci_bus_id" in fields:
         fields["pci_bus_id"] = _bus_id(fields["pci_bus_id"])
     for name in ("minor", "sxid", "xid", "port"):

@@ -70,7 +70,9 @@ class LinuxKernel:
         with self._parent(path) as (directory, name):
             if _kind_at(directory, name) not in (None, "char"):
                 raise FileExistsError(errno.EEXIST, "something that is no character device is there", path)
-            temporary = f".{name}.{os.urandom(6).hex()}"
+            temporary = f".{name}.new"  # always the same, so that what a kill leaves is found by the next one
+            if _kind_at(directory, temporary) == "char":
+                os.unlink(temporary, dir_fd=directory)
             os.mknod(temporary, stat.S_IFCHR, os.makedev(major, minor), dir_fd=directory)
             try:
                 _set_permissions(directory, temporary, mode, uid, gid)

@@ -58,10 +58,12 @@ def configured_directories(root: HostRoot) -> tuple[str, ...]:
     """The directories of /etc/ld.so.conf and the files that it includes, in order."""
     directories: list[str] = []
     waiting = ["/etc/ld.so.conf"]
-    read = 0
-    while waiting and read < _MOST_FILES:
+    seen: set[str] = set()  # a file may include itself
+    while waiting and len(seen) < _MOST_FILES:
         path = waiting.pop(0)
-        read += 1
+        if path in seen:
+            continue
+        seen.add(path)
         for line in _lines(root, path):
             words = line.partition("#")[0].split()
             if not words:

@@ -1,14 +1,17 @@
 """One kernel module file: what it says about itself, and its bytes.
 
 Sources: include/linux/module.h and scripts/mod/modpost.c of Linux 6.12 (.modinfo: NUL-separated ``key=value``;
-``__versions``; from 6.14 on ``__version_ext_names``), include/linux/module_signature.h (the trailer of a signed
-module). The kind of compression is told from the first bytes, as the kernel does, not from the file's name.
+``__versions``; from 6.14 on ``__version_ext_names``), include/linux/module_signature.h and kernel/module_signature.c
+(the trailer of a signed module, and what the kernel wants it to say). The kind of compression is told from the first
+bytes, as the kernel does, not from the file's name.
 """
 
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from io import BytesIO
 from typing import Protocol
 
@@ -19,7 +22,10 @@ from fmsupervisor.host.root import HostRoot
 LARGEST_MODULE_BYTES = 512 << 20  # nvidia.ko with debug information is about 100 MB
 SUFFIXES = (".ko", ".ko.zst", ".ko.xz", ".ko.gz")
 
-_SIGNATURE_TRAILER = b"~Module signature appended~\n"
+_SIGNATURE_MAGIC = b"~Module signature appended~\n"
+_SIGNATURE = struct.Struct(">BBBBB3sI")  # algo, hash, id type, two lengths, padding, length of what stands before it
+_PKCS7 = 2  # PKEY_ID_PKCS7
+_SEQUENCE = 0x30  # ASN.1, with which a PKCS#7 message begins
 _VERSION_SECTIONS = ("__versions", "__version_ext_names", "__version_ext_crcs")
 _PIECE_BYTES = 2048  # a piece of zstd can become 64 K times as much, so this bounds what one step may allocate
 _XZ_MEMORY_BYTES = 256 << 20
@@ -42,6 +48,15 @@ class ModuleFileMissing(ModuleFileError):
         super().__init__("no such file")
 
 
+class Signature(StrEnum):
+    """What stands behind the module. Whether the kernel has the key is not known."""
+
+    NONE = "not signed"
+    PKCS7 = "signed"
+    UNKNOWN = "signed in a way that no kernel knows"  # counts as not signed
+    DAMAGED = "with a damaged signature"  # refused even where no signature is asked for
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """What modinfo(8) would tell, and a little more. A field that the file lacks is None or empty."""
@@ -56,7 +71,7 @@ class ModuleFile:
     supported: str | None  # supported= (SUSE)
     parameters: tuple[str, ...]  # names of parmtype=
     has_modversions: bool  # symbol versions decide, not the kernel release (kernel/module/version.c same_magic)
-    is_signed: bool
+    signature: Signature
     size_bytes: int  # uncompressed
 
     @property
@@ -157,9 +172,24 @@ def _describe(elf: Elf, path: str, compression: str) -> ModuleFile:
         supported=first("supported"),
         parameters=tuple(value.partition(":")[0] for value in values.get("parmtype", ())),
         has_modversions=any(sections.get(section) for section in _VERSION_SECTIONS),
-        is_signed=elf.tail(len(_SIGNATURE_TRAILER)) == _SIGNATURE_TRAILER,
+        signature=_signature(elf),
         size_bytes=elf.size,
     )
+
+
+def _signature(elf: Elf) -> Signature:
+    """As ``mod_check_sig`` judges the trailer, and asn1_ber_decoder the first byte of what stands before it."""
+    size = _SIGNATURE.size + len(_SIGNATURE_MAGIC)
+    tail = elf.tail(size)
+    if not tail.endswith(_SIGNATURE_MAGIC):
+        return Signature.NONE
+    algorithm, hash_, kind, signer, key, padding, length = _SIGNATURE.unpack_from(tail.rjust(size, b"\xff"))
+    if length >= elf.size - size:
+        return Signature.DAMAGED
+    if kind != _PKCS7:
+        return Signature.UNKNOWN
+    is_sound = not any((algorithm, hash_, signer, key, *padding)) and elf.tail(size + length)[0] == _SEQUENCE
+    return Signature.PKCS7 if is_sound else Signature.DAMAGED
 
 
 def _pieces(root: HostRoot, path: str) -> Iterator[bytes]:

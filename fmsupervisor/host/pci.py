@@ -19,6 +19,7 @@ DEVICES = "/sys/bus/pci/devices"
 _VENDOR_NVIDIA = 0x10DE
 _CLASS_NVSWITCH = 0x068000
 _CLASSES_GPU = (0x0300, 0x0302)  # VGA controller, 3D controller; without the programming interface
+_NUMBER = re.compile(rb"\s*(?:0x)?[0-9a-fA-F]{1,8}\s*")  # "0x%04x\n", "0x%06x\n"
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 
 
@@ -90,7 +91,6 @@ def _read_number(root: HostRoot, path: str) -> int | None:
     content = root.read_bytes(path, 64)
     if content is None:
         return None
-    try:
-        return int(content, 16)
-    except ValueError as error:
-        raise CannotObserve(path, f"{content[:32]!r} is not a hexadecimal number") from error
+    if not _NUMBER.fullmatch(content):  # int() also takes signs and underscores
+        raise CannotObserve(path, f"{content[:32]!r} is not a hexadecimal number")
+    return int(content, 16)

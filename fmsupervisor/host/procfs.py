@@ -24,6 +24,7 @@ KERNEL_RELEASE = "/proc/sys/kernel/osrelease"
 
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.211.01  Release Build  (user@host)  <date>"
 _VERSION = re.compile(r"Kernel Module\b.*?\s(\d{3,}\.\d+(?:\.\d+)?)\b", re.ASCII)
+_CHARACTER_DEVICES = "Character devices:"
 _MAJOR = re.compile(r"\s*(\d{1,4}) (\S+)", re.ASCII)  # "%3d name"; a major has 12 bits
 
 
@@ -38,11 +39,13 @@ class Capability:
 def read_majors(root: HostRoot) -> Mapping[str, int]:
     """Majors of the character devices whose name begins with ``nvidia``; block devices do not count."""
     text = _read_required(root, PROC_DEVICES)
+    if _CHARACTER_DEVICES not in text:
+        raise CannotObserve(PROC_DEVICES, "it lists no character devices")
     majors: dict[str, int] = {}
     is_character_section = False
     for line in text.splitlines():
         if line.endswith(":"):
-            is_character_section = line == "Character devices:"
+            is_character_section = line == _CHARACTER_DEVICES
         elif is_character_section and (found := _MAJOR.fullmatch(line)) and found[2].startswith("nvidia"):
             majors.setdefault(found[2], int(found[1]))
     return majors

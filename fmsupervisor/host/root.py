@@ -8,7 +8,6 @@ driver tree can be captured or invented. Everything else in the package names fi
 import errno
 import os
 import stat
-import tempfile
 
 from fmsupervisor.errors import ActionFailed, CannotObserve
 
@@ -115,10 +114,15 @@ class HostRoot:
         return True
 
     def write_atomically(self, logical: str, content: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
-        """Replace the file in one step: readers see the old content or the new, and no temporary file stays behind."""
+        """Replace the file in one step: readers see the old content or the new.
+
+        The temporary file always has the same name, so what a kill leaves behind is gone after the next attempt; one
+        file must not be written by two at once.
+        """
         real = self.path(logical)
+        temporary = f"{os.path.dirname(real)}/.{os.path.basename(real)}.new"
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(real)}.", dir=os.path.dirname(real))
+            descriptor = _create(temporary)
         except OSError as error:
             raise ActionFailed(f"cannot write {logical}: {_cause(error)}") from error
         try:
@@ -135,6 +139,16 @@ class HostRoot:
         except BaseException:
             _unlink_quietly(temporary)
             raise
+
+
+def _create(path: str) -> int:
+    """A new file that nobody else can read yet. Whatever is there is unlinked, not followed; a directory stays."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o600)
 
 
 def _cause(error: OSError) -> str:

@@ -37,6 +37,7 @@ class Event(Enum):
     CONDITION_RAISED = "953a854957904d9883de54fb7462e994"
     CONDITION_CLEARED = "d7350f73cc954f55bbd66ed70b297063"
     FM_STARTED = "bc17a0c22681480c97147ad463cda3ad"
+    FM_ADOPTED = "1ae6f0cbed014236b2dfeff8e54afcec"
     FM_EXITED = "df7ce268440247bc88899383b0162a1d"
     FM_LINE = "9d58f3d3df1c4db7a00d237c27fa776d"
     KERNEL_LINE = "4b1f0c7c3e5d4a0b9d3a6a1c27e85f10"
@@ -48,6 +49,7 @@ class Event(Enum):
     HARDWARE_CHANGED = "ec6f73c42a37442591210b123dacb2e1"
     SUPPRESSED = "46afc7c6569546cc895b8626229d0b3e"
     SERVICE_STARTED = "ac7ce10e71a04df4b3c0d95165ece152"
+    SERVICE_CONTINUED = "375acc726dab4fae880edd88139df71e"
     SERVICE_STOPPING = "2ae36bcaaeed4ca6875174ea05fd08b3"
     ACTION_TAKEN = "def8cd1aed88476fab0324dd97cc59c7"
     ACTION_FAILED = "bcc3c6a0adc7435ca5d133c6c4492997"
@@ -59,7 +61,14 @@ class Event(Enum):
 
 
 # The history of the service: each of these is news, even when the words are the same.
-_NEVER_REPEATS = (Event.STATE_CHANGED, Event.FM_STARTED, Event.FM_EXITED, Event.SUPPRESSED)
+_NEVER_REPEATS = (
+    Event.STATE_CHANGED,
+    Event.FM_STARTED,
+    Event.FM_ADOPTED,
+    Event.FM_EXITED,
+    Event.SERVICE_CONTINUED,
+    Event.SUPPRESSED,
+)
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50, "none": 100}
 _LEVEL_OF_SEVERITY = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "critical"}
@@ -191,6 +200,15 @@ def log_fabric_manager_started(pid: int, session: str, version: str | None, reas
     named = f"Fabric Manager {version}" if version else "Fabric Manager"
     fields = {"fm_pid": pid, "session": session, "fm_version": version, "reason": reason}
     log_event(Event.FM_STARTED, "info", f"{named} started as pid {pid}: {reason}", **fields)
+
+
+def log_fabric_manager_adopted(pid: int, session: str, started_wall: float) -> None:
+    """A Fabric Manager that an earlier supervisor executed is watched by this one."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started_wall))
+    text = (
+        f"taking over Fabric Manager, pid {pid}, which runs since {since}: the supervisor before did not end in order"
+    )
+    log_event(Event.FM_ADOPTED, "warning", text, fm_pid=pid, session=session)
 
 
 def log_fabric_manager_exited(

@@ -47,20 +47,24 @@ class JournaldSocket:
 
     def __init__(self, path: str = JOURNAL_SOCKET) -> None:
         self._path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket: socket.socket | None = None
 
     def send(self, entry: bytes) -> bool:
-        """Hand one entry over; False when it is lost (journald busy, restarting or absent)."""
+        """Hand one entry over; False when it is lost (journald busy, restarting or absent; no descriptor left)."""
+        try:
+            if self._socket is None:
+                self._socket = _datagram_socket()
+        except OSError:
+            return False
         try:
             self._socket.sendto(entry, self._path)
         except OSError as error:
             if error.errno in (errno.EMSGSIZE, errno.ENOBUFS):
-                return self._send_as_file(entry)
+                return self._send_as_file(self._socket, entry)
             return False
         return True
 
-    def _send_as_file(self, entry: bytes) -> bool:
+    def _send_as_file(self, endpoint: socket.socket, entry: bytes) -> bool:
         try:
             descriptor = os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:
@@ -70,7 +74,7 @@ class JournaldSocket:
                 file.write(entry)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
-            self._socket.sendmsg([], [rights], 0, self._path)
+            endpoint.sendmsg([], [rights], 0, self._path)
         except OSError:
             return False
         finally:
@@ -79,4 +83,12 @@ class JournaldSocket:
 
     def close(self) -> None:
         """Free the descriptor."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _datagram_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    return made

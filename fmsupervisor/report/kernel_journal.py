@@ -21,6 +21,7 @@ _LEVELS: Mapping[KernelKind, str] = MappingProxyType(
         KernelKind.SWITCH_ERROR: "error",
         KernelKind.GPU_ERROR: "error",
         KernelKind.SWITCH_PROBING: "info",
+        KernelKind.SWITCH_PROBE_FAILED: "error",
         KernelKind.SWITCH_REMOVING: "warning",
         KernelKind.SWITCH_BLACKLISTED: "error",
         KernelKind.INTERRUPT_STORM: "error",

@@ -17,8 +17,8 @@ from prometheus_client.core import Metric as Family
 
 from fmsupervisor import __version__, sxid
 from fmsupervisor.conditions import REGISTRY
-from fmsupervisor.core import link_history, switches
-from fmsupervisor.core.state import ExitClass, State
+from fmsupervisor.core import guests, link_history, switches
+from fmsupervisor.core.state import NEVER, ExitClass, State
 from fmsupervisor.core.verdict import FabricState
 from fmsupervisor.facts import DriverState, LoadedModule, SwitchErrorKey
 from fmsupervisor.report.metrics_table import METRICS, Kind, Metric
@@ -167,9 +167,28 @@ def _gpus(snapshot: Snapshot) -> Iterator[Sample]:
         module_id = _text(state.module_ids.get(gpu.pci_bus_id))
         yield Sample("fabric_gpu_info", 1, (gpu.pci_bus_id, gpu.driver or "", module_id))
     registered = {state.gpu_buses.get(uuid, bus) for uuid, bus in state.run.registered.items()} if state.run else set()
-    if state.run is not None and registered <= {gpu.pci_bus_id for gpu in state.host.gpus}:
+    is_told = registered <= {gpu.pci_bus_id for gpu in state.host.gpus}
+    if state.run is not None and is_told and switches.registers_in_band(state):
         for gpu in state.host.gpus:
             yield Sample("fabric_gpu_registered", float(gpu.pci_bus_id in registered), (gpu.pci_bus_id,))
+
+
+def _guests(snapshot: Snapshot) -> Iterator[Sample]:
+    """One series for each GPU, however many guests there are."""
+    state = snapshot.state
+    is_known = state.guests_looked_at != NEVER and not guests.why_unknown(state)
+    if is_known:
+        yield Sample("fmsupervisor_guests", len(state.guests))
+    to_restart = {gpu for guest in guests.to_restart(state) for gpu in guest.gpus}
+    to_reset = guests.gpus_to_reset(state)
+    in_guests = {gpu for guest in state.guests for gpu in guest.gpus}
+    for gpu in state.host.gpus if state.host else ():
+        bus_id = gpu.pci_bus_id
+        if is_known:
+            yield Sample("fmsupervisor_gpu_in_guest", float(bus_id in in_guests), (bus_id,))
+        if is_known or bus_id in to_restart:
+            yield Sample("fmsupervisor_guest_restart_required", float(bus_id in to_restart), (bus_id,))
+        yield Sample("fmsupervisor_gpu_reset_required", float(bus_id in to_reset), (bus_id,))
 
 
 def _switches(snapshot: Snapshot) -> Iterator[Sample]:
@@ -229,6 +248,8 @@ def _links(snapshot: Snapshot) -> Iterator[Sample]:
         bus_id, port = link
         yield Sample("nvswitch_link_sxids_last_hour", last_hour.get(link, 0), (bus_id, str(port)))
         yield Sample("nvswitch_link_sxids_last_day", count, (bus_id, str(port)))
+    for (bus_id, port), count in sorted(link_history.faults_within(state, link_history.DAY_SECONDS).items()):
+        yield Sample("nvswitch_link_fatal_sxids_last_day", count, (bus_id, str(port)))
 
 
 def _sxid_labels(state: State, key: SwitchErrorKey) -> tuple[str, str, str]:
@@ -258,6 +279,7 @@ _PARTS: Mapping[str, Callable[[Snapshot], Iterator[Sample]]] = MappingProxyType(
         "run": _run,
         "log": _log,
         "gpus": _gpus,
+        "guests": _guests,
         "switches": _switches,
         "driver": _driver,
         "sxids": _sxids,

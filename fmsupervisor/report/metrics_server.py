@@ -14,6 +14,7 @@ is a bug: the client is cut off, asyncio logs it, and the server lives on.
 
 import asyncio
 import gzip
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -50,6 +51,8 @@ _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1 << 16
 _ACCEPT_PAUSE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
+_DRAIN_SECONDS = 2.0
+_DRAIN_POLL_SECONDS = 0.005
 _OPEN_TO_ALL = LoadedWebConfig(WebConfig(), None)
 
 _PAGE = b"""<!DOCTYPE html>
@@ -93,6 +96,7 @@ class MetricsServer:
         self._probes = Worker("probes")
         self._listening = listening
         self._deadline_seconds = deadline_seconds
+        self._is_closing = False  # and not cut off
         self._connections: dict[asyncio.Task[None], None] = {}  # oldest first
         self._reading: dict[asyncio.Task[None], None] = {}  # those whose request is not complete, oldest first
         self._serving: asyncio.Task[None] | None = None
@@ -122,10 +126,25 @@ class MetricsServer:
         if self._listening is None:
             self._listening = _listen(self._settings.listen)
         self._listening.setblocking(False)
+        try:
+            self._begin(self._listening)
+        except (OSError, RuntimeError) as error:  # no descriptor for a loop, or no thread
+            self._listening.close()
+            self._listening = None
+            raise ActionFailed(f"cannot serve metrics: {error}") from error
+
+    def _begin(self, listening: socket.socket) -> None:
+        _look_for_descriptors()
         loop = asyncio.new_event_loop()
-        self._serving = loop.create_task(self._run(loop, self._listening))
-        self._thread = threading.Thread(target=_run_loop, args=(loop, self._serving), name="metrics", daemon=True)
-        self._thread.start()
+        serving = loop.create_task(self._run(loop, listening))
+        thread = threading.Thread(target=_run_loop, args=(loop, serving), name="metrics", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            serving.cancel()
+            _run_loop(loop, serving)
+            raise
+        self._serving, self._thread = serving, thread
 
     def stop(self) -> None:
         """Cut off all connections and close the port."""
@@ -141,6 +160,24 @@ class MetricsServer:
             self._listening.close()
         self._thread = self._serving = self._listening = None
 
+    async def hand_over(self) -> socket.socket | None:
+        """Stop serving without closing the port: answer who is being answered, and return the socket that listens.
+
+        Whoever connects from now on waits in the socket's queue for the next server.
+        """
+        thread, serving = self._thread, self._serving
+        self._is_closing = True
+        if thread is not None and serving is not None:
+            with suppress(RuntimeError):
+                serving.get_loop().call_soon_threadsafe(serving.cancel)
+            while thread.is_alive():  # noqa: ASYNC110 - at most _DRAIN_SECONDS
+                await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        self._passwords.stop()
+        self._probes.stop()
+        listening, self._listening = self._listening, None
+        self._thread = self._serving = None
+        return listening
+
     async def _run(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
         """Serve until cancelled."""
         loop.add_reader(listening, self._accept, loop, listening)
@@ -148,6 +185,8 @@ class MetricsServer:
             await loop.create_future()
         finally:
             loop.remove_reader(listening)
+            if self._is_closing and self._connections:
+                await asyncio.wait(set(self._connections), timeout=_DRAIN_SECONDS)
             for task in self._connections:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
@@ -264,6 +303,13 @@ class MetricsServer:
             return Response(HTTPStatus.OK, body, content_type)
         compressed = gzip.compress(body, compresslevel=6, mtime=0)
         return Response(HTTPStatus.OK, compressed, content_type, {"Content-Encoding": "gzip"})
+
+
+def _look_for_descriptors() -> None:
+    """Raises ``OSError`` when those that a loop needs are missing: one that fails half-way leaves its pieces behind."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, selectors.DefaultSelector():
+        pass
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, serving: "asyncio.Task[None]") -> None:

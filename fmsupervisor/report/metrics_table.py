@@ -139,12 +139,31 @@ SECTIONS: tuple[Section, ...] = (
             _gauge("fabricmanager_gpus_registered", "GPUs that have joined the fabric of the running Fabric Manager."),
             _gauge(
                 "fabric_gpu_registered",
-                "Whether this GPU has joined the running fabric; left out when the log names GPUs otherwise.",
+                "Whether this GPU has joined the running fabric; left out on A100, or if the log names GPUs otherwise.",
                 "pci_bus_id",
             ),
             _gauge(
                 "fabricmanager_gpu_registrations_lost",
-                "GPUs that had joined an earlier session and not this one: their guests must be restarted.",
+                "GPUs that had joined an earlier session and not this one, and are not known to have been reset since.",
+            ),
+            _gauge(
+                "fmsupervisor_guests",
+                "Running processes that hold GPUs through vfio; left out while it cannot be looked at all of them.",
+            ),
+            _gauge(
+                "fmsupervisor_gpu_in_guest",
+                "Whether a running process holds this GPU through vfio; left out while that is unknown.",
+                "pci_bus_id",
+            ),
+            _gauge(
+                "fmsupervisor_guest_restart_required",
+                "Whether the guest that holds this GPU must be power-cycled (FMS-619); left out when that is unknown.",
+                "pci_bus_id",
+            ),
+            _gauge(
+                "fmsupervisor_gpu_reset_required",
+                "Whether this GPU, used by the host itself, must be reset after a restart of Fabric Manager (FMS-608).",
+                "pci_bus_id",
             ),
             _counter(
                 "fabricmanager_stale_handles_total",
@@ -206,6 +225,12 @@ SECTIONS: tuple[Section, ...] = (
             _gauge(
                 "nvswitch_link_sxids_last_day",
                 "Non-fatal SXids of a link in the last 24 hours, without 22013; only of links that had any.",
+                "pci_bus_id",
+                "port",
+            ),
+            _gauge(
+                "nvswitch_link_fatal_sxids_last_day",
+                "Fatal SXids of a link in the last 24 hours; a link that comes and goes has more of them than others.",
                 "pci_bus_id",
                 "port",
             ),

@@ -17,6 +17,7 @@ from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, Verdict, verdict
 from fmsupervisor.errors import ActionFailed
 from fmsupervisor.facts import Problem
+from fmsupervisor.handover import ReporterMemory
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.report import journal, kernel_journal
 from fmsupervisor.report.journal import Event
@@ -26,7 +27,9 @@ from fmsupervisor.report.status_text import STATUS_FILE
 from fmsupervisor.report.systemd import SystemdNotifier
 
 _QUIET_WRITE_SECONDS = 1.0  # counters alone do not rewrite the status file more often than this
-_EXTENSION_SECONDS = 120.0  # of systemd's start time-out, while there is progress
+_WRITE_COST_SHARE = 0.02  # of the time may go into that, also when the document has grown large
+_LONGEST_QUIET_WRITE_SECONDS = 15.0
+_EXTENSION_SECONDS = 120.0  # of systemd's start time-out, which would end Fabric Manager too
 _STEADY = frozenset({FabricState.CONFIGURED, FabricState.NOT_APPLICABLE})
 
 
@@ -39,12 +42,14 @@ class Reporter:
         self._clock = clock
         self._snapshot: Snapshot | None = None
         self._since_wall = 0.0
-        self._conditions_since: dict[tuple[str, str], float] = {}
+        self._conditions_since: dict[tuple[str, str], float] = {}  # by the wall clock, for people
+        self._conditions_begun: dict[tuple[str, str], float] = {}  # by the monotonic clock, which nobody sets
         self._is_ready = False
         self._feed: Callable[[events.Event], None] | None = None
         self._document: dict[str, Any] | None = None  # of the last report, once somebody has asked for it
         self._write_timer: asyncio.TimerHandle | None = None
         self._written_at = float("-inf")  # on the loop's clock
+        self._quiet_write_seconds = _QUIET_WRITE_SECONDS
         self._extended_at = float("-inf")
         self._status_problem = ""
         self._start_reason = ""
@@ -60,6 +65,34 @@ class Reporter:
     def snapshot(self) -> Snapshot | None:
         """What the metrics are made of: one reference, replaced as a whole."""
         return self._snapshot
+
+    @property
+    def directory(self) -> str:
+        """Where the status file is and the lock."""
+        return self._directory()
+
+    def memory(self) -> ReporterMemory:
+        """What was told, for ``resume``."""
+        now = self._snapshot.verdict if self._snapshot else None
+        conditions = tuple(
+            (problem, self._conditions_since.get((problem.code, problem.subject), self._since_wall))
+            for problem in (now.problems if now else ())
+        )
+        return ReporterMemory(self._is_ready, str(now.state) if now else "", self._since_wall, conditions)
+
+    def resume(self, memory: ReporterMemory, state: State) -> None:
+        """Go on as the one that told this: only what differs is news."""
+        self._is_ready = memory.is_ready
+        self._since_wall = memory.since_wall
+        self._conditions_since = {(one.code, one.subject): since for one, since in memory.conditions}
+        boot_wall = state.now.wall - state.now.monotonic
+        self._conditions_begun = {key: since - boot_wall for key, since in self._conditions_since.items()}
+        try:
+            before = FabricState(memory.state)
+        except ValueError:
+            return
+        problems = tuple(problem for problem, _ in memory.conditions)
+        self._snapshot = Snapshot(state, Verdict(before, "", is_decided=True, problems=problems))
 
     def begin(self, feed: Callable[[events.Event], None]) -> None:
         """Problems of the reporting itself go to ``feed``."""
@@ -99,13 +132,17 @@ class Reporter:
             case events.ConfigPrepared(config=config):
                 text = "; ".join(config.differences) or "no difference"
                 journal.log_event(Event.CONFIG_RENDERED, "info", f"{config.path} against the stock file: {text}")
-            case events.FabricManagerStarted(pid=pid):
+            case events.FabricManagerStarted(pid=pid, state_problem=problem):
                 version = state.installation.fabric_manager_version if state.installation else None
                 journal.log_fabric_manager_started(pid, session or "", version, self._start_reason)
+                if problem:
+                    self.action_failed(f"started without --restart, so no partition is active: {problem}")
+            case events.FabricManagerAdopted(run=run):
+                journal.log_fabric_manager_adopted(run.pid, run.session, run.started.wall)
             case events.FabricManagerExited(status=status, last_lines=lines) if state.last_exit:
                 last = state.last_exit
                 journal.log_fabric_manager_exited(last.pid, last.session, last.exit_class, status, last.reason, lines)
-            case events.LogRead(batch=batch):
+            case events.LogRead(batch=batch) if not batch.is_old:
                 manager = state.run.pid if state.run else None
                 for record in batch.relay:
                     journal.log_fabric_manager_line(record, manager, session, batch.source)
@@ -166,13 +203,15 @@ class Reporter:
         for key, problem in has.items():
             if key not in had:
                 self._conditions_since[key] = state.now.wall
+                self._conditions_begun[key] = state.now.monotonic
                 journal.log_condition(problem, raised=True)
         for key, problem in had.items():
             if key not in has:
-                since = self._conditions_since.pop(key, state.now.wall)
+                self._conditions_since.pop(key, None)
+                begun = self._conditions_begun.pop(key, state.now.monotonic)
                 if state.is_stopping:
                     continue  # nothing got better, it is only no longer looked at
-                journal.log_condition(problem, raised=False, active_seconds=state.now.wall - since)
+                journal.log_condition(problem, raised=False, active_seconds=state.now.monotonic - begun)
 
     def _tell_systemd(self, state: State, now: Verdict) -> None:
         self.notifier.status(status_sentence(now))
@@ -188,7 +227,7 @@ class Reporter:
         if is_due:
             self._is_ready = True
             self.notifier.ready()
-        elif not now.is_decided and state.now.monotonic - self._extended_at >= _EXTENSION_SECONDS / 4:
+        elif state.now.monotonic - self._extended_at >= _EXTENSION_SECONDS / 4:  # also when it waits for a person
             self._extended_at = state.now.monotonic
             self.notifier.extend_timeout(_EXTENSION_SECONDS)
 
@@ -205,7 +244,7 @@ class Reporter:
     def _plan_write(self, *, is_urgent: bool) -> None:
         """Write now; without urgency at once only if the last time is long enough ago, which costs no wake-up."""
         loop = asyncio.get_running_loop()
-        pause = self._written_at + _QUIET_WRITE_SECONDS - loop.time()
+        pause = self._written_at + self._quiet_write_seconds - loop.time()
         if is_urgent or pause <= 0:
             self._write()
         elif self._write_timer is None:
@@ -224,6 +263,9 @@ class Reporter:
             self._tell_status_problem(str(error))
         else:
             self._tell_status_problem("")
+        cost = asyncio.get_running_loop().time() - self._written_at
+        pause = max(_QUIET_WRITE_SECONDS, cost / _WRITE_COST_SHARE)
+        self._quiet_write_seconds = min(pause, _LONGEST_QUIET_WRITE_SECONDS)
 
     def _directory(self) -> str:
         if self._snapshot is None:

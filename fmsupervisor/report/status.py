@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from fmsupervisor import __version__
 from fmsupervisor.conditions import REGISTRY, Code
-from fmsupervisor.core import link_history, switches
-from fmsupervisor.core.state import State
+from fmsupervisor.core import guests, link_history, switches
+from fmsupervisor.core.state import NEVER, State
 from fmsupervisor.core.verdict import FabricState, Verdict
 from fmsupervisor.facts import DeviceState, DriverState, LoadedModule, SwitchErrorKey, Unknown
 from fmsupervisor.report.status_text import SCHEMA, Document
@@ -35,6 +35,8 @@ def status_document(
         "switches": list(_switch_rows(state)),
         "links": list(_link_rows(state)),
         "gpus": list(_gpu_rows(state)),
+        "guests": list(_guest_rows(state)),
+        "guests_unknown": _guests_unknown(state),
         "device_nodes": [
             {"path": result.node.path, "outcome": result.outcome, "detail": result.detail} for result in state.nodes
         ],
@@ -195,12 +197,23 @@ def _switch_rows(state: State) -> Iterator[Document]:
 
 
 def _link_rows(state: State) -> Iterator[Document]:
-    """Links with non-fatal errors within a day, the worst first."""
+    """Links with errors within a day, the worst first."""
     last_hour = link_history.errors_within(state, link_history.HOUR_SECONDS)
     last_day = link_history.errors_within(state, link_history.DAY_SECONDS)
-    for link in sorted(last_day, key=lambda one: (-last_hour.get(one, 0), -last_day[one], one)):
+    faults = link_history.faults_within(state, link_history.DAY_SECONDS)
+
+    def worst_first(link: tuple[str, int]) -> tuple[int, int, int, tuple[str, int]]:
+        return -last_hour.get(link, 0), -faults.get(link, 0), -last_day.get(link, 0), link
+
+    for link in sorted({*last_day, *faults}, key=worst_first):
         bus_id, port = link
-        yield {"pci_bus_id": bus_id, "port": port, "last_hour": last_hour.get(link, 0), "last_day": last_day[link]}
+        yield {
+            "pci_bus_id": bus_id,
+            "port": port,
+            "last_hour": last_hour.get(link, 0),
+            "last_day": last_day.get(link, 0),
+            "fatal_last_day": faults.get(link, 0),
+        }
 
 
 def _name(state: DriverState | DeviceState | int) -> str:
@@ -210,6 +223,9 @@ def _name(state: DriverState | DeviceState | int) -> str:
 def _gpu_rows(state: State) -> Iterator[Document]:
     registered = {state.gpu_buses.get(uuid, bus) for uuid, bus in state.run.registered.items()} if state.run else set()
     lost = {state.gpu_buses.get(uuid, "") for uuid in state.lost_registrations}
+    holders = {gpu: guest for guest in state.guests for gpu in guest.gpus}
+    to_restart = {gpu for guest in guests.to_restart(state) for gpu in guest.gpus}
+    to_reset = guests.gpus_to_reset(state)
     for gpu in state.host.gpus if state.host else ():
         yield {
             "pci_bus_id": gpu.pci_bus_id,
@@ -218,7 +234,27 @@ def _gpu_rows(state: State) -> Iterator[Document]:
             "module_id_source": _module_id_source(state, gpu.pci_bus_id),
             "registered": gpu.pci_bus_id in registered,
             "registration_lost": gpu.pci_bus_id in lost,
+            "guest": holders[gpu.pci_bus_id].name if gpu.pci_bus_id in holders else None,
+            "guest_restart_required": gpu.pci_bus_id in to_restart,
+            "gpu_reset_required": gpu.pci_bus_id in to_reset,
         }
+
+
+def _guest_rows(state: State) -> Iterator[Document]:
+    to_restart = guests.to_restart(state)
+    for guest in state.guests:
+        yield {
+            "pid": guest.pid,
+            "name": guest.name,
+            "gpus": list(guest.gpus),
+            "started_at": state.now.wall - (state.now.monotonic - guest.started),
+            "restart_required": guest in to_restart,
+        }
+
+
+def _guests_unknown(state: State) -> str:
+    """Why there may be other guests than those listed; "" when there are none."""
+    return guests.why_unknown(state) or ("not looked for yet" if state.guests_looked_at == NEVER else "")
 
 
 def _module_id_source(state: State, bus_id: str) -> str:
@@ -240,6 +276,8 @@ def _fabric_manager(state: State) -> Document:
         "started_at": run.started.wall if run else None,
         "configured_at": run.configured.wall if run and run.configured else None,
         "gpus_registered": len(run.registered) if run else 0,
+        "resilient": run.is_resilient if run else None,
+        "partitions_told_at": run.partitions_told.wall if run and run.partitions_told else None,
         "log_file": state.config.log_file if state.config else None,
         "starts": state.counters.starts,
         "failures_in_a_row": state.failures,
@@ -252,6 +290,7 @@ def _fabric_manager(state: State) -> Document:
             "at": last.at.wall,
             "reason": last.reason,
             "last_lines": list(last.last_lines),
+            "configured_at": last.configured.wall if last.configured else None,
         }
         if last
         else None,

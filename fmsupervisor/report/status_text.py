@@ -54,6 +54,7 @@ def _lines(document: Document, *, has_colour: bool) -> Iterator[str]:
     yield from _switch_lines(document)
     yield from _link_lines(document)
     yield from _gpu_lines(document)
+    yield from _guest_lines(document)
     yield from _condition_lines(document, has_colour=has_colour)
 
 
@@ -97,9 +98,10 @@ def _link_lines(document: Document) -> Iterator[str]:
     rows = document.get("links", [])
     if rows:
         yield ""
-        yield "  link of        port   non-fatal errors in the last hour, in 24 hours"
+        yield "  link of        port   non-fatal errors in the last hour, in 24 hours; fatal in 24 hours"
     for row in rows[:_LINKS_SHOWN]:
-        yield f"  {row['pci_bus_id']:<14} {row['port']:<6} {row['last_hour']}, {row['last_day']}"
+        fatal = row.get("fatal_last_day", 0)
+        yield f"  {row['pci_bus_id']:<14} {row['port']:<6} {row['last_hour']}, {row['last_day']}; {fatal}"
     if len(rows) > _LINKS_SHOWN:
         yield f"  and {len(rows) - _LINKS_SHOWN} links more: status --json"
 
@@ -115,9 +117,24 @@ def _gpu_lines(document: Document) -> Iterator[str]:
         )
 
 
+def _guest_lines(document: Document) -> Iterator[str]:
+    """Guests that hold GPUs; a document of an older daemon has none."""
+    rows = document.get("guests", [])
+    if rows:
+        yield ""
+        yield "  guest                            pid      GPUs  must be power-cycled"
+    for row in rows:
+        answer = "yes" if row["restart_required"] else "no"
+        yield f"  {row['name']:<32} {row['pid']:<8} {len(row['gpus']):<5} {answer}"
+    if document["gpus"] and document.get("guests_unknown"):
+        yield f"  there may be other guests: {document['guests_unknown']}"
+
+
 def _registration(row: Document, document: Document) -> str:
+    if row.get("guest_restart_required"):
+        return "no: power-cycle its guest"
     if row.get("registration_lost"):
-        return "lost: power-cycle its guest"
+        return "lost: reset the GPU" if row.get("gpu_reset_required") else "lost"
     if row["registered"]:
         return "yes"
     return "not yet" if document["session"] else "-"

@@ -68,6 +68,9 @@ def signature_trailer(signature: bytes) -> bytes:
     return signature + struct.pack(">BBBBB3xI", 0, 0, 2, 0, 0, len(signature)) + SIGNATURE_MAGIC
 
 
+SIGNATURE = signature_trailer(b"\x30\x81\xfd" + bytes(range(3, 256)))  # begins as PKCS#7 does
+
+
 def shared_object(soname: str, needed: Sequence[str], *, machine: int = X86_64) -> bytes:
     """A shared object with DT_SONAME (unless empty) and one DT_NEEDED for each name."""
     strings = b"\0"

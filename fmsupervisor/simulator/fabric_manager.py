@@ -6,13 +6,16 @@ JSON file, and paths inside the configuration are paths of that host. At run tim
 FIFO:
 
     register BUS_ID                  a guest started its driver: the GPU joins the fabric
+    activate PARTITION               a client of the API activated it, or told that it is active
     traffic COUNT                    that many multicast teams come and go
     sxid SEVERITY NUMBER BUS_ID PORT one switch error (logged twice, as the real one does)
     stale-handle, reset-needed       the messages of lost registrations
     hang, resume                     stop and restart the heartbeat to the driver
     exit STATUS, crash SIGNAL        end
     ignore-sigterm                   from now on
+    child                            start a process that ignores SIGTERM and outlives this one
     line LEVEL TEXT                  any line
+    say TEXT                         a line on standard error, where the real one says why it ends
 
 Behaviours (``kind``): normal; bad-config and bad-config-exit-zero (standard error only, status 1 and 0); nothing-to-do;
 loader-error; ignores-sigterm; forks-away (daemonises in spite of DAEMONIZE=0); dies-at-start (before the success line);
@@ -45,6 +48,7 @@ from fmsupervisor.simulator.manager_checks import (
 from fmsupervisor.simulator.manager_log import Log
 from fmsupervisor.simulator.messages import Message
 
+_PARTITIONS_SECONDS = 60.0  # after --restart it waits for the active partitions that long
 _HEARTBEAT_SECONDS = 1.0
 _SHORTEST_HEARTBEAT_SECONDS = 0.2  # at high speed; the driver's timeout has a floor as well
 
@@ -55,6 +59,7 @@ def main(argv: list[str]) -> NoReturn:
     behaviour = _read_json(host + hardware.BEHAVIOUR_FILE)
     arguments = iter(argv[1:])
     config = host + "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+    is_resuming = False
     for argument in arguments:
         if argument in ("-v", "--version"):
             sys.stdout.write(messages.version_output(behaviour["version"]))
@@ -62,17 +67,19 @@ def main(argv: list[str]) -> NoReturn:
             _leave(0)
         elif argument in ("-c", "--config"):
             config = next(arguments, config)
-        elif argument not in ("-r", "--restart"):
+        elif argument in ("-r", "--restart"):
+            is_resuming = True
+        else:
             sys.stdout.write("usage: nv-fabricmanager [-h] [-v] [-c FILE] [-r]\n")
             sys.stdout.flush()
             _leave(0 if argument in ("-h", "--help") else 1)
-    FabricManager(host, behaviour, config).run()
+    FabricManager(host, behaviour, config, is_resuming=is_resuming).run()
 
 
 class FabricManager:
     """One run of the program."""
 
-    def __init__(self, host: str, behaviour: dict[str, Any], config: str) -> None:
+    def __init__(self, host: str, behaviour: dict[str, Any], config: str, *, is_resuming: bool = False) -> None:
         self._host = host
         self._behaviour = behaviour
         self._kind = str(behaviour["kind"])
@@ -83,6 +90,7 @@ class FabricManager:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._is_hung = False
+        self._is_resuming = is_resuming
         self._state = "standby"
         self._switches: list[str] = []
         self._teams = 0
@@ -103,6 +111,8 @@ class FabricManager:
         if self._options.get("DAEMONIZE", "1") == "1" or self._kind == "forks-away":
             self._daemonise()
         self._later(0, self._heartbeat)
+        if self._is_resuming:
+            self._later(_PARTITIONS_SECONDS, self._give_up_waiting)
         self._later(self._behaviour["configure_seconds"] / 2, self._show_topology)
         if self._kind != "never-configures":
             self._later(self._behaviour["configure_seconds"], self._configure)
@@ -153,6 +163,20 @@ class FabricManager:
         if self._behaviour["exit_after_seconds"] is not None and self._kind != "dies-at-start":
             self._later(self._behaviour["exit_after_seconds"], self._end)
 
+        self._keep_state()
+
+    def _keep_state(self) -> None:
+        """The state file; its format is not public."""
+        path = self._options.get("STATE_FILE_NAME", "")
+        if path and self._options.get("FABRIC_MODE", "0") != "0":
+            descriptor = os.open(self._host + path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            os.write(descriptor, b"simulated state\n")
+            os.close(descriptor)
+
+    def _give_up_waiting(self) -> None:
+        if self._is_resuming:
+            _leave(1)
+
     def _registration_of(self, gpu: str) -> Callable[[], None]:
         return lambda: self._log.write(self._register(gpu))
 
@@ -200,8 +224,12 @@ class FabricManager:
                 _die_by_signal(int(number))
             case ["ignore-sigterm"]:
                 self._ignore_signals()
+            case ["child"]:
+                self._start_child()
             case ["traffic", count]:
                 self._communicate(int(count))
+            case ["say", *text]:
+                os.write(2, f"{' '.join(text)}\n".encode())
             case _:
                 self._log.write(self._scripted_lines(words))
 
@@ -209,6 +237,9 @@ class FabricManager:
         match words:
             case ["register", gpu]:
                 return self._register(gpu)
+            case ["activate", partition]:
+                self._is_resuming = False
+                return [("INFO", f"NodeId 0 partition id {partition} is activated.")]
             case ["sxid", severity, number, switch, port]:
                 return [messages.switch_error(self._version, severity, int(number), switch, int(port))] * 2
             case ["stale-handle"]:
@@ -237,6 +268,14 @@ class FabricManager:
     def _ignore_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+
+    def _start_child(self) -> None:
+        if os.fork():
+            return
+        self._ignore_signals()
+        while os.path.isdir(self._host + hardware.SIMULATOR_DIRECTORY):
+            time.sleep(_SHORTEST_HEARTBEAT_SECONDS)
+        _leave(0)
 
     def _daemonise(self) -> None:
         """fork, setsid, fork: the parent ends with status 0, as before Type=forking.

@@ -13,7 +13,6 @@ import errno
 import json
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -122,8 +121,8 @@ class SimulatedKernel:
         if found is not None and found.kind != "char":
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         real = self._root.path(path)
-        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(real))
-        with open(descriptor, "w", encoding="ascii") as file:
+        temporary = f"{os.path.dirname(real)}/.{os.path.basename(real)}.new"
+        with open(temporary, "w", encoding="ascii") as file:
             file.write(hardware.format_node(major, minor, mode, uid, gid))
         os.replace(temporary, real)
 
@@ -253,20 +252,29 @@ class SimulatedKernel:
         self._emit("module", "add")
 
     def _probe(self, switch: str) -> None:
-        if switch in self._failing_probes or pci_bus.driver(self._root, switch) is not None:
+        if pci_bus.driver(self._root, switch) is not None:
             return
         self._log.write(
             f"nvidia-nvswitch: Probing device {switch}, Vendor Id = 0x10de, Device Id = 0x22a3, Class = 0x68000"
         )
+        if switch in self._failing_probes:
+            self._log.write(
+                f"nvidia-nvswitch{self._free_minor()}: Failed to initialize device : -5",
+                f"nvidia-nvswitch {switch}: probe with driver nvidia-nvswitch failed with error -5",
+            )
+            return
         self._assign_minor(switch)
         self._log.write(f"nvidia-nvswitch{self._minors[switch]}: using MSI")
         self._probed_at[switch] = time.monotonic()
         driver.probe_switch(self._root, switch, self._emit)
 
     def _assign_minor(self, switch: str) -> None:
+        self._minors[switch] = self._free_minor()
+
+    def _free_minor(self) -> int:
         """nvswitch_find_minor(): the lowest number that no probed switch has."""
         taken = set(self._minors.values())
-        self._minors[switch] = next(minor for minor in range(hardware.CONTROL_MINOR) if minor not in taken)
+        return next(minor for minor in range(hardware.CONTROL_MINOR) if minor not in taken)
 
     def _release(self, switch: str) -> None:
         minor = self._minors.pop(switch, None)

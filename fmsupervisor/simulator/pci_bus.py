@@ -14,6 +14,7 @@ from fmsupervisor.host.root import HostRoot
 _DEVICES = "/sys/bus/pci/devices"
 _DRIVERS = "/sys/bus/pci/drivers"
 _IOMMU_GROUPS = "/sys/kernel/iommu_groups"
+_VFIO_CLASS = "/sys/class/vfio"  # one entry for each group that vfio-pci has
 
 _NVIDIA = 0x10DE
 _SWITCH_CLASS = 0x068000
@@ -66,7 +67,7 @@ def add(root: HostRoot, device: PciDevice) -> None:
     write(root, f"{directory}/config", _configuration(device))
     link(root, f"{directory}/subsystem", "/sys/bus/pci")
     link(root, f"{_DEVICES}/{device.pci_bus_id}", directory)
-    group = f"{_IOMMU_GROUPS}/{int(device.pci_bus_id.split(':')[1], 16)}"  # each device is alone in its group
+    group = f"{_IOMMU_GROUPS}/{_group(device.pci_bus_id)}"
     link(root, f"{group}/devices/{device.pci_bus_id}", directory)
     link(root, f"{directory}/iommu_group", group)
 
@@ -94,6 +95,8 @@ def bind(root: HostRoot, pci_bus_id: str, name: str) -> None:
     directory = f"{_DEVICES}/{pci_bus_id}"
     link(root, f"{directory}/driver", f"{_DRIVERS}/{name}")
     link(root, f"{_DRIVERS}/{name}/{pci_bus_id}", _resolved(root, directory))
+    if name == "vfio-pci":
+        root.make_directory(_vfio_group(pci_bus_id))
     _rewrite_uevent(root, pci_bus_id, name)
 
 
@@ -103,6 +106,8 @@ def unbind(root: HostRoot, pci_bus_id: str) -> None:
     if name is not None:
         os.unlink(root.path(f"{_DEVICES}/{pci_bus_id}/driver"))
         os.unlink(root.path(f"{_DRIVERS}/{name}/{pci_bus_id}"))
+        if name == "vfio-pci":
+            os.rmdir(root.path(_vfio_group(pci_bus_id)))
         _rewrite_uevent(root, pci_bus_id, None)
 
 
@@ -146,6 +151,15 @@ def fall_off_the_bus(root: HostRoot, pci_bus_id: str) -> None:
 def write(root: HostRoot, logical: str, content: bytes, mode: int = 0o644) -> None:
     """Replace a file in one step; the file system need not be asked to keep it."""
     root.write_atomically(logical, content, mode, durable=False)
+
+
+def _group(pci_bus_id: str) -> int:
+    """Each device is alone in its group."""
+    return int(pci_bus_id.split(":")[1], 16)
+
+
+def _vfio_group(pci_bus_id: str) -> str:
+    return f"{_VFIO_CLASS}/{_group(pci_bus_id)}"
 
 
 def _rewrite_uevent(root: HostRoot, pci_bus_id: str, name: str | None) -> None:

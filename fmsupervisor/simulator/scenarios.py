@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmsupervisor.conditions import Code
+from fmsupervisor.simulator import elf_files, stock_files
 from fmsupervisor.simulator.expectation import Expectation
+from fmsupervisor.simulator.guests import SimulatedGuest
 from fmsupervisor.simulator.hardware import GPUS, SWITCHES
 from fmsupervisor.simulator.kernel import LoadFault
 from fmsupervisor.simulator.tree import Behaviour, TreeOptions
@@ -89,13 +91,31 @@ def _scaled(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
     return result
 
 
-def _refused(name: str, number: int, code: Code, *lines: str, states: tuple[str, ...] = ("failed",)) -> Scenario:
-    """nvidia.ko is refused with an errno (and the kernel's lines, kernel-side wording of Linux 6.12)."""
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_PLAIN = TreeOptions()
+_SYMVERS = {f"/usr/lib/modules/{_PLAIN.kernel_release}/symvers.gz": stock_files.symvers(stock_files.KERNEL_SYMBOLS)}
+_ENFORCED = {"/sys/module/module/parameters/sig_enforce": b"Y\n"}
+_CUT_SIGNATURE = elf_files.SIGNATURE[100:]
+
+
+def _refused(
+    name: str,
+    number: int,
+    code: Code,
+    *lines: str,
+    states: tuple[str, ...] = ("failed",),
+    tree: TreeOptions = _PLAIN,
+) -> Scenario:
+    """nvidia.ko is refused with an errno (and the kernel's lines, kernel-side wording of Linux 6.12).
+
+    ``tree``: shows the cause where a real host would show it, so that ``check`` foresees the refusal.
+    """
     return Scenario(
         name=f"module-refused-{name}",
         summary=f"The kernel refuses nvidia.ko with {errno.errorcode[number]}: {lines[0] if lines else 'no line'}",
         load_fault=LoadFault(number, lines),
         expectation=Expectation(states, active=(code,), most_starts=0),
+        tree=tree,
     )
 
 
@@ -110,14 +130,17 @@ _MODULE_REFUSALS = (
         "enoexec-vermagic",
         errno.ENOEXEC,
         Code.MODULE_VERMAGIC,
-        "nvidia: version magic '6.12.0-160000.9-default SMP preempt mod_unload ' should be "
+        "nvidia: version magic '6.12.0-160000.9-default SMP mod_unload modversions ' should be "
         "'6.12.0-160000.28-default SMP preempt mod_unload modversions '",
+        # With a module of the kernel to compare with, the daemon would not even ask the kernel.
+        tree=TreeOptions(module_flags="SMP mod_unload modversions", has_kernel_modules=False),
     ),
     _refused(
         "enoexec-modversions",
         errno.ENOEXEC,
         Code.MODULE_SYMBOL_VERSIONS,
         "nvidia: disagrees about version of symbol module_layout",
+        tree=TreeOptions(module_symbols={"module_layout": 0x0BADC0DE}),
     ),
     _refused("enoexec-damaged", errno.ENOEXEC, Code.MODULE_DAMAGED),
     _refused(
@@ -126,22 +149,52 @@ _MODULE_REFUSALS = (
         Code.MODULE_SYMBOL_VERSIONS,
         "nvidia: disagrees about version of symbol pci_enable_device",
         "nvidia: Unknown symbol pci_enable_device (err -22)",
+        tree=TreeOptions(module_symbols={"pci_enable_device": 0x0BADC0DE}, files=_SYMVERS),
     ),
-    _refused("enoent", errno.ENOENT, Code.MODULE_UNKNOWN_SYMBOL, "nvidia: Unknown symbol drm_gem_object_free (err -2)"),
+    _refused(
+        "enoent",
+        errno.ENOENT,
+        Code.MODULE_UNKNOWN_SYMBOL,
+        "nvidia: Unknown symbol drm_gem_object_free (err -2)",
+        tree=TreeOptions(module_symbols={"drm_gem_object_free": 0x2C3D4E5F}, files=_SYMVERS),
+    ),
     _refused(
         "ekeyrejected",
         errno.EKEYREJECTED,
         Code.MODULE_SIGNATURE_REJECTED,
         "Loading of module with unavailable key is rejected",
+        tree=TreeOptions(files=_ENFORCED),
+    ),
+    _refused(
+        "ekeyrejected-unsigned",
+        errno.EKEYREJECTED,
+        Code.MODULE_SIGNATURE_REJECTED,
+        "Loading of unsigned module is rejected",
+        tree=TreeOptions(module_signature=None, files=_ENFORCED),
     ),
     _refused(
         "eperm-lockdown",
         errno.EPERM,
         Code.MODULE_LOCKDOWN,
         "Lockdown: fmsupervisor: unsigned module loading is restricted; see man kernel_lockdown.7",
+        tree=TreeOptions(
+            module_signature=None,
+            files={"/sys/kernel/security/lockdown": b"none [integrity] confidentiality\n", SECURE_BOOT: b"\6\0\0\0\1"},
+        ),
     ),
-    _refused("eperm", errno.EPERM, Code.MODULE_LOADING_FORBIDDEN),
-    _refused("eperm-blacklist", errno.EPERM, Code.MODULE_BLACKLISTED, "Module nvidia is blacklisted"),
+    _refused(
+        "eperm",
+        errno.EPERM,
+        Code.MODULE_LOADING_FORBIDDEN,
+        tree=TreeOptions(files={"/proc/sys/kernel/modules_disabled": b"1\n"}),
+    ),
+    _refused(
+        "eperm-blacklist",
+        errno.EPERM,
+        Code.MODULE_BLACKLISTED,
+        "Module nvidia is blacklisted",
+        tree=TreeOptions(files={"/proc/cmdline": b"root=/dev/sda2 module_blacklist=nouveau,nvidia\n"}),
+    ),
     _refused("enodev", errno.ENODEV, Code.MODULE_NO_DEVICE, "NVRM: No NVIDIA GPU found."),
     _refused("enodev-owned", errno.ENODEV, Code.MODULE_NO_DEVICE, *_OWNERSHIP),
     _refused(
@@ -151,7 +204,7 @@ _MODULE_REFUSALS = (
         "NVRM: rm_init_rm() failed!",
         "NVRM: failed to initialize module.",
     ),
-    _refused("ebadmsg", errno.EBADMSG, Code.MODULE_DAMAGED),
+    _refused("ebadmsg", errno.EBADMSG, Code.MODULE_DAMAGED, tree=TreeOptions(module_signature=_CUT_SIGNATURE)),
     _refused("enodata", errno.ENODATA, Code.MODULE_DAMAGED),
     _refused("ebusy", errno.EBUSY, Code.MODULE_LOAD_BUSY, states=("waiting-for-module", "backoff", "failed")),
     _refused("enomem", errno.ENOMEM, Code.MODULE_LOAD_BUSY, states=("waiting-for-module", "backoff", "failed")),
@@ -159,6 +212,12 @@ _MODULE_REFUSALS = (
 
 _CONFIGURED = Expectation(("configured",), starts=1, gpus_registered=len(GPUS), switches_usable=len(SWITCHES))
 _LAST = SWITCHES[3]
+
+
+_VM1, _VM2 = "default_vm1", "default_vm2"
+_GUESTS = (Step(3.0, "start_guest", (_VM1, GPUS[:4])), Step(4.0, "start_guest", (_VM2, GPUS[4:])))
+_IN_GUESTS = TreeOptions(behaviour=Behaviour(registers_gpus=False))  # each asks when its guest starts
+_SHARED: Mapping[str, Any] = {"fabric_manager": {"fabric_mode": 1, "resiliency_restart": True}}
 
 
 def _failed(*codes: Code, most_starts: int | None = None, starts: int | None = None, **exits: int) -> Expectation:
@@ -211,8 +270,8 @@ _START_UP = (
         TreeOptions(switches=SWITCHES[:2]),
         {"switches": {"expected": 4}},
         timeline=(
-            Step(6.0, "add_switch", (SWITCHES[2],), after="start"),
-            Step(9.0, "add_switch", (SWITCHES[3],), after="start"),
+            Step(20.0, "add_switch", (SWITCHES[2],), after="start"),
+            Step(30.0, "add_switch", (SWITCHES[3],), after="start"),
         ),
     ),
     Scenario(
@@ -229,6 +288,12 @@ _START_UP = (
         "Three of four switches are seen and three are expected: Fabric Manager knows no such board.",
         _failed(Code.TOPOLOGY_MISMATCH, starts=1, most_starts=1, terminal=1),
         TreeOptions(switches=SWITCHES[:3]),
+    ),
+    Scenario(
+        "module-other-flags",
+        "nvidia.ko was built for a kernel without preemption; a module of the kernel shows that before the load.",
+        _failed(Code.MODULE_VERMAGIC, most_starts=0),
+        TreeOptions(module_flags="SMP mod_unload modversions"),
     ),
     Scenario(
         "version-mismatch",
@@ -365,7 +430,86 @@ _RUN_TIME = (
     Scenario(
         "crash-after-configured",
         "Fabric Manager dies once after GPUs have registered, and is started again.",
-        Expectation(("configured", "degraded"), active=(Code.REGISTRATIONS_LOST,), starts=2, exits={"unexpected": 1}),
+        Expectation(
+            ("configured",),
+            active=(Code.GUEST_RESTART_REQUIRED,),
+            inactive=(Code.REGISTRATIONS_LOST,),
+            starts=2,
+            exits={"unexpected": 1},
+        ),
+        _IN_GUESTS,
+        timeline=(*_GUESTS, _tell(12.0, "crash 9")),
+    ),
+    Scenario(
+        "crash-on-bare-metal",
+        "The same, with the GPUs in the hands of the host.",
+        Expectation(
+            ("configured",),
+            active=(Code.REGISTRATIONS_LOST,),
+            inactive=(Code.GUEST_RESTART_REQUIRED,),
+            starts=2,
+            exits={"unexpected": 1},
+        ),
+        TreeOptions(gpus_without_driver=GPUS),
+        {"module": {"gpu_guard": "off"}, "switches": {"gpus_belong_to_guests": False}},
+        timeline=(*(_tell(3.0, f"register {gpu}") for gpu in GPUS), _tell(12.0, "crash 9")),
+    ),
+    Scenario(
+        "guest-before-fabric",
+        "One guest has been running since before the fabric was configured: its GPUs wait for an answer for ever.",
+        Expectation(
+            ("configured",),
+            active=(Code.GUEST_RESTART_REQUIRED,),
+            most_starts=1,
+            gpus_registered=4,
+        ),
+        TreeOptions(guests=(SimulatedGuest(_VM1, GPUS[:4], age_seconds=3600.0),)),
+    ),
+    Scenario(
+        "guest-power-cycled",
+        "The same; the guest is power-cycled, which cures it.",
+        Expectation(
+            ("configured",),
+            inactive=(Code.GUEST_RESTART_REQUIRED,),
+            most_starts=1,
+            gpus_registered=len(GPUS),
+        ),
+        TreeOptions(guests=(SimulatedGuest(_VM1, GPUS[:4], age_seconds=3600.0),)),
+        timeline=(Step(20.0, "end_guest", (_VM1,)), Step(24.0, "start_guest", (_VM1, GPUS[:4]))),
+    ),
+    Scenario(
+        "restart-when-no-guests",
+        "Fabric Manager dies under guests; the policy is to restart it when no guest holds a GPU any more.",
+        Expectation(
+            ("configured",),
+            inactive=(Code.GUEST_RESTART_REQUIRED, Code.REGISTRATIONS_LOST, Code.RESTART_WITHHELD),
+            starts=2,
+            exits={"unexpected": 1},
+            passes_through=("failed",),
+        ),
+        _IN_GUESTS,
+        {"restart": {"policy": "when-no-guests"}},
+        timeline=(
+            *_GUESTS,
+            _tell(12.0, "crash 9"),
+            Step(40.0, "end_guest", (_VM1,)),
+            Step(60.0, "end_guest", (_VM2,)),
+        ),
+    ),
+    Scenario(
+        "resiliency",
+        "In shared NVSwitch mode Fabric Manager is restarted with --restart and is told the active partitions.",
+        Expectation(
+            ("configured",), inactive=(Code.PARTITIONS_AWAITED,), starts=2, most_starts=2, exits={"unexpected": 1}
+        ),
+        settings=_SHARED,
+        timeline=(_tell(12.0, "activate 3"), _tell(13.0, "crash 9"), _tell(30.0, "activate 3")),
+    ),
+    Scenario(
+        "resiliency-untold",
+        "The same; nobody tells the partitions, so it ends after 60 s.",
+        Expectation(("backoff",), exits={"unexpected": 2}, starts=2),
+        settings={**_SHARED, "restart": {"initial_delay_seconds": 60.0, "maximum_delay_seconds": 600.0}},
         timeline=(_tell(12.0, "crash 9"),),
     ),
     Scenario(
@@ -385,16 +529,17 @@ _RUN_TIME = (
         "hang-restart",
         "The same with the policy to restart.",
         Expectation(("configured", "degraded"), starts=2, inactive=(Code.FABRIC_MANAGER_HUNG,)),
+        tree=_IN_GUESTS,
         settings={"fabric_manager": {"hang_policy": "restart"}},
-        timeline=(_tell(12.0, "hang"),),
+        timeline=(*_GUESTS, _tell(12.0, "hang")),
     ),
     Scenario(
         "ignores-sigterm",
         "Fabric Manager does not end on SIGTERM: it hangs, is restarted by policy and must be killed for that.",
         Expectation(("configured", "degraded"), starts=2, last_signal=9),
-        TreeOptions(behaviour=Behaviour("ignores-sigterm")),
+        TreeOptions(behaviour=Behaviour("ignores-sigterm", registers_gpus=False)),
         {"fabric_manager": {"hang_policy": "restart"}},
-        timeline=(_tell(12.0, "hang"),),
+        timeline=(*_GUESTS, _tell(12.0, "hang")),
     ),
     Scenario(
         "manager-error",

@@ -4,7 +4,9 @@ The keys of fabricmanager.cfg, their order and their defaults are those of the p
 our own. Column layout of /proc/net/tcp and unix: Documentation/networking/proc_net_tcp.rst and net/unix/af_unix.c.
 """
 
+import gzip
 import struct
+from collections.abc import Mapping
 
 PROC_DEVICES = """\
 Character devices:
@@ -25,6 +27,9 @@ Block devices:
   8 sd
 259 blkext
 """
+
+VERMAGIC_FLAGS = "SMP preempt mod_unload modversions"
+KERNEL_SYMBOLS = {"module_layout": 0x5F2A71C3, "pci_enable_device": 0x1B8C0D95}  # with CRC
 
 NET_TCP_HEADER = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode".ljust(149) + "\n"
@@ -101,6 +106,12 @@ def bridge_vpd() -> bytes:
     )
     fields += b"RV\x01\x00"
     return b"\x82" + struct.pack("<H", len(name)) + name + b"\x90" + struct.pack("<H", len(fields)) + fields + b"\x78"
+
+
+def symvers(crcs: Mapping[str, int]) -> bytes:
+    """symvers.gz of a kernel package: the symbols that the kernel exports, with their CRCs."""
+    lines = (f"0x{crc:08x}\t{name}\tvmlinux\tEXPORT_SYMBOL\t\n" for name, crc in crcs.items())
+    return gzip.compress("".join(lines).encode(), mtime=0)
 
 
 def known_keys(version: str) -> frozenset[str]:

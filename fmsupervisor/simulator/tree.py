@@ -9,11 +9,13 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 import fmsupervisor
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import elf_files, hardware, pci_bus, stock_files
+from fmsupervisor.simulator.guests import SimulatedGuest, note_request, start_guest
 from fmsupervisor.simulator.pci_bus import PciDevice, link, write
 
 PREFIX = "/usr/local/nvidia"
@@ -50,6 +52,10 @@ class TreeOptions:
     module_depends: tuple[str, ...] = ()
     is_module_compressed: bool = True  # nvidia.ko.zst, else nvidia.ko
     has_modversions: bool = True
+    module_flags: str = stock_files.VERMAGIC_FLAGS  # of nvidia.ko's vermagic
+    module_symbols: Mapping[str, int] = field(default_factory=dict)  # further ones that it needs, or with another CRC
+    module_signature: bytes | None = elf_files.SIGNATURE  # with the trailer; None: not signed
+    has_kernel_modules: bool = True  # False: an image that was stripped of the kernel's own modules
     fabric_manager_version: str | None = VERSION  # None: not installed
     nscq_version: str | None = VERSION  # None: not installed
     nscq_needs: tuple[str, ...] = ("libc.so.6",)
@@ -57,7 +63,9 @@ class TreeOptions:
     has_stock_config: bool = True
     has_topology: bool = True
     node_conflict: str = ""  # path below /dev that a regular file occupies
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further files, or with another content
     foreign_fabric_manager_pid: int | None = None  # one that runs already and listens on port 6666
+    guests: tuple[SimulatedGuest, ...] = ()  # that run already and have asked to join a fabric that was not there
     behaviour: Behaviour = field(default_factory=Behaviour)
     speed: float = 1.0  # simulated seconds per second
 
@@ -70,13 +78,17 @@ def build_tree(directory: str, options: TreeOptions) -> None:
     link(root, "/var/run", "/run")
     _make_proc(root, options)
     _make_pci(root, options)
-    _make_kernel_modules(root, options)
+    if options.has_kernel_modules:
+        _make_kernel_modules(root, options)
     _make_driver_tree(root, options)
     _make_libraries(root, options)
     if options.foreign_fabric_manager_pid is not None:
         add_foreign_fabric_manager(root, options.foreign_fabric_manager_pid)
     if options.node_conflict:
         write(root, options.node_conflict, b"left behind by a script\n")
+    for path, content in options.files.items():
+        root.make_directory(os.path.dirname(path))
+        write(root, path, content)
     set_permissions(root)
     _make_control_channel(root, options)
     if options.is_binary_writable and options.fabric_manager_version is not None:
@@ -126,6 +138,10 @@ def _make_control_channel(root: HostRoot, options: TreeOptions) -> None:
     root.make_directory(hardware.SIMULATOR_DIRECTORY)
     root.make_directory(hardware.REGISTRATIONS)
     os.mkfifo(root.path(hardware.COMMAND_FIFO), 0o600)
+    for guest in options.guests:
+        start_guest(root, guest, options.speed)
+        for gpu in guest.gpus:
+            note_request(root, gpu)
     set_behaviour(root, options, options.behaviour)
 
 
@@ -188,12 +204,14 @@ def _make_kernel_modules(root: HostRoot, options: TreeOptions) -> None:
             ("name", name),
             ("depends", ""),
             ("intree", "Y"),
-            ("vermagic", _vermagic(options.kernel_release)),
+            ("vermagic", f"{options.kernel_release} {stock_files.VERMAGIC_FLAGS} "),
         ]
         write(
             root,
             f"{directory}/kernel/{path}",
-            elf_files.kernel_module(info, {"module_layout": 0x5F2A71C3}, machine=_machine()),
+            elf_files.kernel_module(
+                info, {"module_layout": stock_files.KERNEL_SYMBOLS["module_layout"]}, machine=_machine()
+            ),
         )
     write(
         root,
@@ -245,12 +263,14 @@ def nvidia_module(options: TreeOptions, release: str) -> bytes:
         ("depends", ",".join(options.module_depends)),
         ("retpoline", "Y"),
         ("name", "nvidia"),
-        ("vermagic", _vermagic(release)),
+        ("vermagic", f"{release} {options.module_flags} "),
         ("parmtype", "NVreg_RegisterPCIDriver:int"),
         ("parm", "NvSwitchBlacklist:NvSwitchBlacklist=uuid[,uuid...] (charp)"),
     ]
-    versions = {"module_layout": 0x5F2A71C3, "pci_enable_device": 0x1B8C0D95} if options.has_modversions else None
-    return elf_files.kernel_module(info, versions, signature=bytes(range(256)), machine=_machine(), padding=4096)
+    needed = {**stock_files.KERNEL_SYMBOLS, **options.module_symbols}
+    versions = needed if options.has_modversions else None
+    module = elf_files.kernel_module(info, versions, machine=_machine(), padding=4096)
+    return module + (options.module_signature or b"")
 
 
 def _make_libraries(root: HostRoot, options: TreeOptions) -> None:
@@ -284,10 +304,6 @@ def fabric_manager_script() -> str:
         f"{head}import sys\nsys.path.insert(0, {package_parent!r})\n"
         "from fmsupervisor.simulator.fabric_manager import main\nmain(sys.argv)\n"
     )
-
-
-def _vermagic(release: str) -> str:
-    return f"{release} SMP preempt mod_unload modversions "
 
 
 def _machine() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import hardware
 from fmsupervisor.simulator.expectation import Document
+from fmsupervisor.simulator.guests import SimulatedGuest, end_guest, note_request, present_guests, start_guest
 from fmsupervisor.simulator.kernel import SimulatedKernel
 from fmsupervisor.simulator.scenarios import Scenario, Step
 from fmsupervisor.simulator.tree import PREFIX, build_tree
@@ -39,6 +40,7 @@ class World:
         self._speed = speed
         self._configured_at: float | None = None
         self._left = list(scenario.timeline)
+        self._guests = {guest.name: (pid, guest.gpus) for pid, guest in present_guests(scenario.tree.guests)}
 
     @property
     def is_over(self) -> bool:
@@ -80,12 +82,26 @@ class World:
                 return tell_fabric_manager(self.root, *arguments)
             case "switch_error":
                 return self._switch_error(*arguments)
+            case "start_guest":
+                self._start_guest(*arguments)
+            case "end_guest":
+                self._end_guest(*arguments)
             case "truncate_log":
                 os.truncate(self.root.path(f"{PREFIX}/fabricmanager.log"), 0)
             case _:
                 method: Callable[..., None] = getattr(self.kernel, action)
                 method(*arguments)
         return True
+
+    def _start_guest(self, name: str, gpus: tuple[str, ...]) -> None:
+        """Its driver asks for the fabric at once; when no Fabric Manager listens, in vain."""
+        self._guests[name] = (start_guest(self.root, SimulatedGuest(name, gpus)), gpus)
+        for gpu in gpus:
+            note_request(self.root, gpu)
+            tell_fabric_manager(self.root, f"register {gpu}")
+
+    def _end_guest(self, name: str) -> None:
+        end_guest(self.root, *self._guests.pop(name))
 
     def _switch_error(self, severity: str, sxid: int, switch: str, port: int) -> bool:
         """One SXid: the kernel prints it, and Fabric Manager reports it."""

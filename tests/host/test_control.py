@@ -22,7 +22,7 @@ from fmsupervisor.core.events import (
 )
 from fmsupervisor.fabric_manager.control import FabricManagerControl, environment, read_version
 from fmsupervisor.fabric_manager.process import Children, become_subreaper
-from fmsupervisor.facts import ExitStatus, LogKind
+from fmsupervisor.facts import ExitStatus, LogKind, Moment, RenderedConfig
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.settings import FabricManagerSettings, Settings
 from fmsupervisor.simulator.tree import PREFIX, TreeOptions, build_tree
@@ -38,6 +38,13 @@ MANAGER = FabricManagerSettings(
 )
 
 E = TypeVar("E", bound=Event)
+
+
+NOW = Moment(1.0, 1.0)
+
+
+def config_of(manager: FabricManagerSettings) -> RenderedConfig:
+    return RenderedConfig(manager.config, (), manager.log_file, can_log_stop=False, log_limit_bytes=1 << 30)
 
 
 def of_process(pid: int, name: str) -> str:
@@ -64,7 +71,7 @@ class Stage:
         (self.directory / "fm").chmod(mode)
 
     def start(self, manager: FabricManagerSettings = MANAGER, *, resiliency: bool = False) -> None:
-        self.control.start(Settings(fabric_manager=manager), manager.log_file, resiliency=resiliency)
+        self.control.start(Settings(fabric_manager=manager), config_of(manager), NOW, resiliency=resiliency)
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -121,7 +128,7 @@ class TestWhatItIsExecutedWith:
             await stage.until(lambda: of_process(pid, "comm") == "sleep\n")
             shown = of_process(pid, "environ").rstrip("\0").split("\0")
             names = {entry.partition("=")[0] for entry in shown} - {"PWD", "OLDPWD"}  # sh adds these
-            assert names == {"PATH", "LANG", "LD_LIBRARY_PATH"}
+            assert names == {"PATH", "LANG", "LD_LIBRARY_PATH", "FMSUPERVISOR_TOKEN"}
 
         play(scene)
 

@@ -405,7 +405,7 @@ class TestSystemd:
         simulation.until(lambda: simulation.status["state"] == "configured")
         environment = Path(f"/proc/{simulation.status['fabric_manager']['pid']}/environ").read_text()
         names = {entry.partition("=")[0] for entry in environment.rstrip("\0").split("\0")}
-        assert names == {"PATH", "LANG", "LD_LIBRARY_PATH"}
+        assert names == {"PATH", "LANG", "LD_LIBRARY_PATH", "FMSUPERVISOR_TOKEN"}
         simulation.until(lambda: "READY=1" in systemd.lines)
         simulation.end()
 
@@ -689,8 +689,7 @@ class TestTheStatusFile:
     @pytest.mark.parametrize(
         "way",
         [
-            "replaced-by-a-file",
-            "gone",
+            "replaced-by-a-file",  # one that is only gone is made again: tests/faults
             pytest.param("unwritable", marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")),
         ],
     )
@@ -702,14 +701,13 @@ class TestTheStatusFile:
                 directory.chmod(0o555)
                 return
             directory.rename(aside)
-            if way == "replaced-by-a-file":
-                directory.write_text("in the way")
+            directory.write_text("in the way")
 
         def mend() -> None:
             if way == "unwritable":
                 directory.chmod(0o755)
                 return
-            directory.unlink(missing_ok=True)
+            directory.unlink()
             aside.rename(directory)
 
         async def scene() -> None:

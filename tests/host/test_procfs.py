@@ -44,8 +44,6 @@ class TestMajors:
     @pytest.mark.parametrize(
         "content",
         [
-            b"",
-            b"\xff\xfe\0",
             b"Character devices:\nnvidia 195\n x nvidia\n195\n",
             b"Character devices:\n" + b"9" * 5000 + b" nvidia\n",
         ],
@@ -53,6 +51,12 @@ class TestMajors:
     def test_lines_that_make_no_sense_are_skipped(self, tree, content):
         tree.write("/proc/devices", content)
         assert procfs.read_majors(tree.root) == {}
+
+    @pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"Block devices:\n259 blkext\n"])
+    def test_without_the_list_nothing_is_known(self, tree, content):
+        tree.write("/proc/devices", content)
+        with pytest.raises(CannotObserve):
+            procfs.read_majors(tree.root)
 
     def test_the_file_is_there_on_every_kernel(self, tree):
         with pytest.raises(CannotObserve):

@@ -10,6 +10,7 @@ import pytest
 
 UNITS = Path(__file__).parents[2] / "systemd"
 NAMES = ("fmsupervisor.service", "nvidia-fabric-wait.service", "nvidia-fabric.target")
+DROP_IN = "50-nvidia-fabric.conf"  # for units that start guests
 PROGRAM = "/usr/local/bin/fmsupervisor"
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -59,6 +60,17 @@ def test_systemd_finds_nothing_to_complain_about(installed, name):
 
 
 @needs_systemd
+def test_systemd_finds_nothing_to_complain_about_in_a_unit_with_the_drop_in(installed):
+    guests = installed / "virtqemud.service"
+    guests.write_text(f"[Service]\nExecStart={shutil.which('true')}\n")
+    (installed / "virtqemud.service.d").mkdir()
+    (installed / "virtqemud.service.d" / DROP_IN).write_text((UNITS / DROP_IN).read_text())
+    result = analyze("verify", "--man=no", "./virtqemud.service", directory=installed)
+    complaints = [line for line in result.stderr.splitlines() if "virtqemud" in line or "nvidia" in line]
+    assert (result.returncode, complaints) == (0, [])
+
+
+@needs_systemd
 def test_the_check_above_would_see_a_misspelt_key(installed):
     path = installed / NAMES[0]
     path.write_text(path.read_text().replace("[Service]", "[Service]\nProtektSystem=strict"))
@@ -85,7 +97,9 @@ def test_the_sandbox_takes_away_at_least_its_share_of_the_exposure(installed, na
         ("RestartPreventExitStatus", "78"),
         ("StartLimitIntervalSec", "0"),
         ("ExecReload", "/bin/kill -HUP $MAINPID"),
-        ("KillMode", "mixed"),
+        ("KillMode", "process"),
+        ("ExecStopPost", f"-{PROGRAM} after-stop"),
+        ("RuntimeDirectoryPreserve", "yes"),
         ("OOMPolicy", "continue"),
         ("RuntimeDirectory", "fmsupervisor"),
         ("ExecStart", f"{PROGRAM} run"),
@@ -114,6 +128,8 @@ def test_the_service_says(key, expected):
         pytest.param("MemoryDenyWriteExecute", id="MemoryDenyWriteExecute is inherited by Fabric Manager"),
         pytest.param("User", id="User loses root"),
         pytest.param("MemoryMax", id="MemoryMax counts Fabric Manager"),
+        pytest.param("ExecStop", id="ExecStop may run after a crash too"),
+        pytest.param("SendSIGHUP", id="SendSIGHUP would be a reload"),
     ],
 )
 def test_the_service_does_not_set_what_would_break_the_job(key):
@@ -178,6 +194,15 @@ def test_the_target_is_reached_only_through_the_wait_service():
     assert target["Requires"] == target["After"] == ["nvidia-fabric-wait.service"]
     assert wait["Requires"] == wait["After"] == ["fmsupervisor.service"]
     assert (wait["Type"], wait["RemainAfterExit"]) == (["oneshot"], ["yes"])
+
+
+def test_what_starts_guests_is_only_ordered_so_that_it_starts_in_any_case():
+    assert settings(DROP_IN) == {"Wants": ["nvidia-fabric.target"], "After": ["nvidia-fabric.target"]}
+
+
+def test_the_target_gives_up_after_the_wait_service_which_says_why():
+    (limit,) = settings("nvidia-fabric.target")["JobTimeoutSec"]
+    assert int(limit) > int(settings("nvidia-fabric-wait.service")["TimeoutStartSec"][0])
 
 
 def test_systemd_gives_the_wait_command_time_to_say_why_it_failed():

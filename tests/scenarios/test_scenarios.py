@@ -49,6 +49,7 @@ STORIES = {
     "late-switches": Story("MWScC"),
     "start-anyway": Story("MWScD", (Code.SWITCH_MISSING, Code.STARTED_WITH_FEWER_SWITCHES)),
     "topology-mismatch": Story("MScF", (Code.TOPOLOGY_MISMATCH,)),
+    "module-other-flags": Story("MF", (Code.MODULE_VERMAGIC,)),
     "version-mismatch": Story("MF", (Code.VERSION_MISMATCH,)),
     "reload-needed": Story("MF", (Code.RELOAD_NEEDED,)),
     "library-missing": Story("MF", (Code.LIBRARY_MISSING,)),
@@ -70,13 +71,21 @@ STORIES = {
     "switch-lost": Story(UP + "D", (Code.SWITCH_LOST,)),
     "switch-returned": Story(UP + "D", (Code.SWITCH_LOST, Code.SWITCH_UNCONFIGURED)),
     "switch-silent": Story(UP + "D", (Code.SWITCH_NOT_RESPONDING,)),
-    "crash-after-configured": Story(UP + "BScC", (Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)),
+    "crash-after-configured": Story(UP + "BScC", (Code.FABRIC_MANAGER_DIED, Code.GUEST_RESTART_REQUIRED)),
+    "crash-on-bare-metal": Story(UP + "BScC", (Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)),
+    "guest-before-fabric": Story(UP, (Code.GUEST_RESTART_REQUIRED,)),
+    "guest-power-cycled": Story(UP, (Code.GUEST_RESTART_REQUIRED,)),
+    "restart-when-no-guests": Story(UP + "BFBScC", (Code.FABRIC_MANAGER_DIED, Code.RESTART_WITHHELD)),
+    "resiliency": Story(UP + "BScC", (Code.FABRIC_MANAGER_DIED, Code.PARTITIONS_AWAITED)),
+    "resiliency-untold": Story(UP + "BScCB", (Code.FABRIC_MANAGER_DIED, Code.PARTITIONS_AWAITED)),
     "crash-loop": Story("M" + "ScB" * 5, (Code.FABRIC_MANAGER_DIED, Code.CRASH_LOOP)),
     "hang": Story(UP + "D", (Code.FABRIC_MANAGER_HUNG,)),
-    "hang-restart": Story(UP + "DXBScC", (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.REGISTRATIONS_LOST)),
+    "hang-restart": Story(
+        UP + "DXBScC", (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.GUEST_RESTART_REQUIRED)
+    ),
     "ignores-sigterm": Story(
         UP + "DXBScC",
-        (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.STOP_ESCALATED, Code.REGISTRATIONS_LOST),
+        (Code.FABRIC_MANAGER_HUNG, Code.FABRIC_MANAGER_DIED, Code.STOP_ESCALATED, Code.GUEST_RESTART_REQUIRED),
     ),
     "manager-error": Story(UP + "D", (Code.MANAGER_ERROR,)),
     "sxid-burst": Story(UP),
@@ -97,6 +106,7 @@ STORIES = {
     "module-refused-einval": Story("MF", (Code.MODULE_SYMBOL_VERSIONS,)),
     "module-refused-enoent": Story("MF", (Code.MODULE_UNKNOWN_SYMBOL,)),
     "module-refused-ekeyrejected": Story("MF", (Code.MODULE_SIGNATURE_REJECTED,)),
+    "module-refused-ekeyrejected-unsigned": Story("MF", (Code.MODULE_SIGNATURE_REJECTED,)),
     "module-refused-eperm-lockdown": Story("MF", (Code.MODULE_LOCKDOWN,)),
     "module-refused-eperm": Story("MF", (Code.MODULE_LOADING_FORBIDDEN,)),
     "module-refused-eperm-blacklist": Story("MF", (Code.MODULE_BLACKLISTED,)),
@@ -265,10 +275,59 @@ def check_foreign_fm(outcome: Outcome) -> None:
 
 
 def check_crash_after_configured(outcome: Outcome) -> None:
+    rows = [row for row in outcome.document["conditions"] if row["code"] == Code.GUEST_RESTART_REQUIRED]
+    rows.sort(key=lambda row: row["subject"])
+    assert ["default_vm1" in row["detail"] for row in rows] == [True, False]
+    assert [[bus_id for bus_id in GPUS if bus_id in row["detail"]] for row in rows] == [list(GPUS[:4]), list(GPUS[4:])]
+    assert outcome.document["fabric_manager"]["last_exit"]["signal"] == 9
+    assert outcome.metric("fabricmanager_gpu_registrations_lost") == len(GPUS)
+    check_guests_to_restart(outcome, *GPUS)
+
+
+def check_guests_to_restart(outcome: Outcome, *gpus: str) -> None:
+    """Exactly the guests of these GPUs, for all audiences."""
+    for row in outcome.document["gpus"]:
+        bus_id = row["pci_bus_id"]
+        assert row["guest_restart_required"] == (bus_id in gpus)
+        assert outcome.metric("fmsupervisor_guest_restart_required", pci_bus_id=bus_id) == (bus_id in gpus)
+    for guest in outcome.document["guests"]:
+        assert guest["name"] in outcome.status_text
+        assert guest["restart_required"] == (guest["gpus"][0] in gpus)
+
+
+def check_crash_on_bare_metal(outcome: Outcome) -> None:
     lost = next(row for row in outcome.document["conditions"] if row["code"] == Code.REGISTRATIONS_LOST)
     for bus_id in GPUS:
         assert bus_id in lost["detail"]
-    assert outcome.document["fabric_manager"]["last_exit"]["signal"] == 9
+        assert outcome.metric("fmsupervisor_gpu_reset_required", pci_bus_id=bus_id) == 1
+    assert "reset the GPU" in outcome.status_text
+
+
+def check_guest_before_fabric(outcome: Outcome) -> None:
+    check_guests_to_restart(outcome, *GPUS[:4])
+
+
+def check_guest_power_cycled(outcome: Outcome) -> None:
+    check_guests_to_restart(outcome)
+    assert len(outcome.document["guests"]) == 1
+    cleared = [line["condition"] for line in outcome.log if line["event"] == "condition-cleared"]
+    assert cleared == [Code.GUEST_RESTART_REQUIRED]
+
+
+def check_restart_when_no_guests(outcome: Outcome) -> None:
+    withheld = next(line for line in outcome.log if line.get("condition") == Code.RESTART_WITHHELD)
+    assert "default_vm1" in withheld["message"]
+    assert "default_vm2" in withheld["message"]
+    assert outcome.document["guests"] == []
+
+
+def check_resiliency(outcome: Outcome) -> None:
+    assert outcome.document["fabric_manager"]["resilient"] is True
+    assert outcome.document["fabric_manager"]["partitions_told_at"] is not None
+
+
+def check_resiliency_untold(outcome: Outcome) -> None:
+    assert "not told the active partitions" in outcome.document["fabric_manager"]["last_exit"]["reason"]
 
 
 def check_crash_loop(outcome: Outcome) -> None:

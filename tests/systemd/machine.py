@@ -1,6 +1,9 @@
 """The machine that the tests of the units drive: commands, files, units and the journal inside a booted container.
 
-Most tests replace one thing in the shipped unit: what it executes is the daemon on a simulated host (``simulate``).
+Most tests replace one thing in the shipped unit: what it executes is the daemon on a simulated host. ``simulate`` makes
+a host with a story, anew for each start. ``build_host`` makes one that stays as it is from start to start, so that a
+daemon finds there what the one before has left; its /run/fmsupervisor is the machine's own, where the unit's other
+commands look.
 """
 
 import json
@@ -12,7 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fmsupervisor.simulator.hardware import COMMAND_FIFO
+
 HOST = "/run/fmsupervisor-host"  # the simulated host inside the container
+STATE = "/run/fmsupervisor"
+SETTINGS = f"{HOST}/etc/fmsupervisor.toml"
 PROGRAM = "/usr/local/bin/fmsupervisor"
 SERVICE = "fmsupervisor.service"
 WAIT = "nvidia-fabric-wait.service"
@@ -30,6 +37,31 @@ def python_program(code: str) -> str:
         "import sys\n"
         f'sys.path[:0] = ["/opt/fmsupervisor", "/opt/site-packages"]\n{code}'
     )
+
+
+BUILDER = "/usr/local/bin/fmsupervisor-build-host"
+
+_BUILD = """
+import os
+from dataclasses import replace
+from fmsupervisor.simulator.command import SETTINGS_FILE, _toml
+from fmsupervisor.simulator.scenarios import SCENARIOS
+from fmsupervisor.simulator.tree import set_behaviour
+from fmsupervisor.simulator.world import World
+
+host, state, name, speed, metrics, kind = sys.argv[1:]
+os.makedirs(f"{host}/run")
+os.makedirs(state, exist_ok=True)
+os.symlink(os.path.relpath(state, f"{host}/run"), f"{host}/run/fmsupervisor")
+scenario = SCENARIOS[name]
+world = World(scenario, host, float(speed))
+tables = scenario.settings_at(float(speed))
+tables["metrics"] = {"listen": metrics} if metrics else {"enabled": False}
+world.root.write_atomically(SETTINGS_FILE, "".join(_toml(tables)).encode(), durable=False)
+if kind:
+    tree = replace(scenario.tree, speed=float(speed))
+    set_behaviour(world.root, tree, replace(tree.behaviour, kind=kind))
+"""
 
 
 class Machine:
@@ -118,6 +150,27 @@ class Machine:
             "simulate",
         )
 
+    def build_host(
+        self,
+        scenario: str = "healthy",
+        speed: float = 20.0,
+        *,
+        program: str = PROGRAM,
+        more: str = "",
+        metrics: str = "",
+        behaviour: str = "",
+    ) -> None:
+        """Make a simulated host and let the service run there, as ``program``.
+
+        ``more``: further lines for the [Service] section. ``metrics``: where they are served, nowhere if not said.
+        ``behaviour``: the kind of simulated Fabric Manager, if it is not the scenario's.
+        """
+        self.install_program(BUILDER, python_program(_BUILD))
+        built = self.run(BUILDER, HOST, STATE, scenario, str(speed), metrics, behaviour)
+        assert built.returncode == 0, built.stderr
+        command = f"{program} run --root {HOST} --speed {speed} --config {SETTINGS}"
+        self.drop_in(SERVICE, f"[Service]\nExecStart=\nExecStart={command}\n{more}\n", "simulate")
+
     def await_simulated(self, timeout_seconds: float) -> None:
         """Let the wait service look at the simulated host."""
         command = f"{PROGRAM} wait --root {HOST} --timeout {timeout_seconds}"
@@ -127,6 +180,28 @@ class Machine:
         """The status document of the daemon on the simulated host."""
         document: dict[str, Any] = json.loads(self.path(f"{HOST}/run/fmsupervisor/status.json").read_text())
         return document
+
+    def main_pid(self) -> int:
+        """The pid of the daemon; 0 when there is none."""
+        return int(self.property(SERVICE, "MainPID"))
+
+    def manager_pid(self) -> int:
+        """The pid of Fabric Manager, as the daemon tells it."""
+        return int(self.document()["fabric_manager"]["pid"])
+
+    def is_alive(self, pid: int) -> bool:
+        """Whether there is such a process."""
+        return self.path(f"/proc/{pid}").exists()
+
+    def kill(self, pid: int, signal_name: str) -> None:
+        """Send a signal."""
+        assert self.run("kill", f"-{signal_name}", str(pid)).returncode == 0
+
+    def tell_manager(self, command: str) -> None:
+        """A command for the simulated Fabric Manager (see there)."""
+        fifo = os.open(self.path(f"{HOST}{COMMAND_FIFO}"), os.O_WRONLY | os.O_NONBLOCK)
+        with open(fifo, "w", encoding="utf-8") as file:
+            file.write(f"{command}\n")
 
     def processes(self, unit: str = SERVICE) -> list[int]:
         """Every process in the unit's control group."""
@@ -142,8 +217,10 @@ class Machine:
             path.unlink(missing_ok=True)
         self._made.clear()
         self.path("/etc/fmsupervisor.toml").unlink(missing_ok=True)
-        units = f"guest.service {TARGET} {WAIT} {SERVICE}"
-        self.run("sh", "-c", f"systemctl stop {units}; systemctl daemon-reload; systemctl reset-failed; rm -rf {HOST}")
+        units = f"guest.service virtqemud.service {TARGET} {WAIT} {SERVICE}"
+        tidy = f"systemctl stop {units}; systemctl daemon-reload; systemctl reset-failed; rm -rf {HOST} {STATE}"
+        self.run("sh", "-c", tidy)
+        self.wait_for(lambda: not self.processes(), "a simulated Fabric Manager without a host ends")
         last = self.run("journalctl", "--quiet", "--lines=1", "-o", "json").stdout
         self._began = int(json.loads(last)["__REALTIME_TIMESTAMP"]) if last.strip() else 0
 

@@ -11,6 +11,7 @@ from tests.systemd.machine import HOST, PROGRAM, SERVICE, TARGET, WAIT, Machine
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("systemd-target")]
 
 GUEST = "guest.service"
+STARTER = "virtqemud.service"  # what starts guests
 REACHED = "ActiveEnterTimestampMonotonic"
 
 
@@ -25,6 +26,12 @@ def advised_guest(*, refuses: bool = True) -> str:
         advice.replace(check, f"{check} --root {HOST}") if refuses else advice.partition("[Service]")[0] + "[Service]\n"
     )
     return f"{unit}\nExecStart=/bin/sleep infinity\n"
+
+
+def install_starter(machine: Machine) -> None:
+    """A stand-in for what starts guests, with the shipped drop-in."""
+    machine.unit(STARTER, "[Service]\nExecStart=/bin/sleep infinity\n")
+    machine.drop_in(STARTER, (UNITS / "50-nvidia-fabric.conf").read_text(), "50-nvidia-fabric")
 
 
 def reached(machine: Machine, unit: str) -> int:
@@ -85,6 +92,47 @@ class TestNotConfigured:
         gave_up = int(machine.property(WAIT, "InactiveEnterTimestampMonotonic"))
         assert gave_up < reached(machine, GUEST)
         assert "failed: FMS-103" in machine.words(WAIT)
+
+
+class TestWhatStartsGuests:
+    """With the shipped drop-in."""
+
+    def test_starts_after_the_fabric_is_configured(self, machine: Machine) -> None:
+        machine.simulate("healthy")
+        machine.await_simulated(30)
+        install_starter(machine)
+        machine.do("start", STARTER)
+        assert states(machine, SERVICE, TARGET, STARTER) == ["active"] * 3
+        assert reached(machine, TARGET) < reached(machine, STARTER)
+
+    def test_starts_late_when_the_fabric_has_failed_and_the_journal_says_why(self, machine: Machine) -> None:
+        machine.simulate("version-mismatch")
+        machine.await_simulated(1)
+        install_starter(machine)
+        machine.do("start", STARTER)
+        assert states(machine, TARGET, STARTER) == ["inactive", "active"]
+        assert int(machine.property(WAIT, "InactiveEnterTimestampMonotonic")) < reached(machine, STARTER)
+        assert "not configured after 1 s; failed: FMS-103" in machine.words(WAIT)
+
+    def test_starts_late_while_the_daemon_still_cannot_tell(self, machine: Machine) -> None:
+        machine.simulate("start-timeout", speed=1.0)
+        machine.await_simulated(30)
+        machine.drop_in(TARGET, "[Unit]\nJobTimeoutSec=3\n")
+        install_starter(machine)
+        machine.do("start", STARTER)
+        assert states(machine, SERVICE, TARGET, STARTER) == ["activating", "inactive", "active"]
+        assert any("timed out" in str(entry["MESSAGE"]) for entry in machine.journalctl(f"UNIT={TARGET}"))
+
+    def test_stays_when_the_daemon_is_stopped_or_crashes(self, machine: Machine) -> None:
+        machine.simulate("healthy", more="RestartSec=100ms")
+        machine.await_simulated(30)
+        install_starter(machine)
+        machine.do("start", STARTER)
+        starter = machine.property(STARTER, "MainPID")
+        machine.kill(machine.main_pid(), "KILL")
+        machine.wait_for(lambda: machine.property(SERVICE, "NRestarts") == "1", "the daemon is started again")
+        machine.do("stop", SERVICE)
+        assert machine.show(STARTER, "ActiveState", "MainPID") == {"ActiveState": "active", "MainPID": starter}
 
 
 class TestAfterwards:

@@ -219,6 +219,27 @@ class TestMistakes:
         assert len(errors_of("[restart]\ninitial_delay_seconds = 'a'\nmaximum_delay_seconds = 0")) == 1
 
     @pytest.mark.parametrize(
+        ("line", "hint"),
+        [
+            ("mode = 0666", 'permissions are text: "0666"'),
+            ("load = yes", "allowed: true or false, in lower case"),
+            ("load = True  # for now", "allowed: true or false, in lower case"),
+            ("policy = when-no-guests", 'text stands in double quotes: "when-no-guests"'),
+            ("prefix = /usr/local/nvidia", 'text stands in double quotes: "/usr/local/nvidia"'),
+            ('prefix = "/usr', ""),
+            ("parameters = [1, x]", ""),
+            ("expected", ""),
+        ],
+    )
+    def test_the_usual_slips_of_syntax_get_a_hint(self, line, hint):
+        with pytest.raises(ConfigError) as caught:
+            load_text(f"[module]\n{line}\n", "f.toml")
+        message = str(caught.value)
+        assert message.startswith("f.toml:2:")
+        assert message.endswith(hint)
+        assert (";" in message) is bool(hint)
+
+    @pytest.mark.parametrize(
         ("text", "start"),
         [
             pytest.param("a = 1\nb 2", "f.toml:2:3: not valid TOML: ", id="place known"),

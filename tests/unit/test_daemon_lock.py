@@ -145,3 +145,30 @@ class TestTheHolder:
         (directory / "run" / "lock").symlink_to("lock")
         with pytest.raises(CannotObserve):
             lock_in(directory).holder()
+
+
+class TestADeletedLockFile:
+    def test_is_made_again_and_keeps_others_out(self, directory: Path) -> None:
+        lock = lock_in(directory)
+        lock.acquire()
+        assert not lock.restore()
+        (directory / "run" / "lock").unlink()
+        before = len(os.listdir("/proc/self/fd"))
+        assert lock.restore()
+        assert len(os.listdir("/proc/self/fd")) == before
+        with pytest.raises(ActionRefused, match=f"pid {os.getpid()}"):
+            lock_in(directory).acquire()
+        lock.release()
+        assert lock_in(directory).holder() is None
+
+    def test_that_another_has_made_meanwhile_is_told_and_the_old_lock_kept(self, directory: Path) -> None:
+        lock, other = lock_in(directory), lock_in(directory)
+        lock.acquire()
+        (directory / "run" / "lock").rename(directory / "run" / "old")
+        other.acquire()
+        with pytest.raises(ActionRefused):
+            lock.restore()
+        assert lock.descriptor >= 0
+        other.release()
+        assert lock.restore()
+        lock.release()

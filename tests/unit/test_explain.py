@@ -11,8 +11,10 @@ from fmsupervisor.conditions import REGISTRY
 from fmsupervisor.explain import explain, suggest
 from fmsupervisor.explain_lines import FABRIC_MANAGER_LINES, KERNEL_LINES
 from fmsupervisor.explain_sxid import _HARDWARE, explain_sxid, numbers
+from fmsupervisor.explain_words import WORDS
 from fmsupervisor.explanation import Explanation
 from fmsupervisor.facts import KernelKind, LogKind
+from fmsupervisor.host.kernel_grammar import without_prefix
 from fmsupervisor.sxid import catalogue, is_ambiguous
 from fmsupervisor.xid import FABRIC_XIDS
 
@@ -51,6 +53,20 @@ class TestConditions:
     def test_a_line_of_the_supervisor_is_explained_by_its_code(self) -> None:
         line = "Nov 30 12:00:00 host fmsupervisor[7]: FMS-305 An NVSwitch went away at run time: 0000:07:00.0 is gone."
         assert only(line).name == "FMS-305"
+
+    @pytest.mark.parametrize(
+        ("line", "names"),
+        [
+            (
+                "FMS-601 A fatal NVSwitch error was reported: SXid 20034 on 0000:86:00.0 port 33",
+                ["FMS-601", "SXid 20034"],
+            ),
+            ("FMS-614 A GPU has fallen off the bus: Xid 79 of 0000:91:00.0: x", ["FMS-614", "Xid 79"]),
+            ("FMS-601: SXid 99999 on 0000:86:00.0", ["FMS-601"]),
+        ],
+    )
+    def test_and_by_the_errors_that_it_names(self, line: str, names: list[str]) -> None:
+        assert [each.name for each in explain(line)] == names
 
 
 class TestSxids:
@@ -140,6 +156,7 @@ class TestLines:
             pytest.param("nvidia: disagrees about version of symbol module_layout", "module-refused", "FMS-211", id="symbols"),
             pytest.param("nvidia: version magic '6.4.0 SMP' should be '6.12.0 SMP'", "module-refused", "FMS-203", id="vermagic"),
             pytest.param("Module nvidia is blacklisted", "module-refused", "FMS-210", id="blacklist"),
+            pytest.param("nvidia-nvswitch2: Failed to initialize device : -5", "switch-probe-failed", "FMS-302", id="probe"),
             pytest.param("nvidia-nvswitch2: using MSI", "switch-ready", "", id="calm-kernel-line"),
         ],
     )  # fmt: skip
@@ -179,6 +196,54 @@ class TestLines:
     def test_of_several_lines_each_is_explained_once(self) -> None:
         names = [each.name for each in explain(f"{KERNEL_FATAL}\n\nFMS-301\n{KERNEL_FATAL}\n")]
         assert names == ["switch-error", "SXid 20034", "FMS-301"]
+
+
+class TestWords:
+    """What an on-call or the owner of a guest has in hand."""
+
+    @pytest.mark.parametrize(
+        ("text", "name", "condition"),
+        [
+            ("CUDA error 802: system not yet initialized", "cuda-802", "FMS-814"),
+            ("RuntimeError: ... Error 802: system not yet initialized", "cuda-802", "FMS-814"),
+            ("cudaErrorSystemNotReady", "cuda-802", "FMS-814"),
+            ("Fabric State : In Progress", "fabric-state", "FMS-814"),
+            ("        State                             : Completed", "fabric-state", ""),
+            ("NV_WARN_NOTHING_TO_DO", "nothing-to-do", "FMS-507"),
+            ("Nov 30 hgx systemd[1]: fmsupervisor.service: Main process exited, code=exited, status=75/TEMPFAIL", "own-unit", ""),
+            ("fmsupervisor.service: Main process exited, code=exited, status=78/CONFIG", "own-unit", "FMS-702"),
+            ("fmsupervisor.service: Watchdog timeout (limit 30s)!", "own-unit", ""),
+            ("Dependency failed for nvidia-fabric.target - NVIDIA fabric.", "own-unit", ""),
+            ("nvidia-fabricmanager.service: Killing process 76454 (nv-fabricmanage) with signal SIGKILL", "vendor-unit", ""),
+            ("Nov 15 14:15:47 hgx systemd[1]: Starting NVIDIA fabric manager service...", "vendor-unit", ""),
+            ("[6781741.548783] NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.", "gpu-lost", "FMS-614"),
+            ("nvidia 0000:91:00.0: Direct firmware load for nvidia/580.126.09/gsp_ga10x.bin failed with error -2", "firmware-missing", "FMS-804"),
+            ("NVRM: nvCheckOkFailedNoLog: Check failed: Requested object not found [NV_ERR_OBJECT_NOT_FOUND] (0x00000057) returned from status @ mem_multicast_fabric.c:2917.", "stale-handle", "FMS-603"),
+            ("nvidia: loading out-of-tree module taints kernel.", "taint", ""),
+            ("nvidia: unknown parameter 'NVreg_X' ignored", "parameter", ""),
+            ("NVRM: This can occur when another driver was loaded and", "gpu-owned", ""),
+            ("nvidia-nvlink: Nvlink Core is being initialized, major device number 239", "driver-notice", ""),
+        ],
+    )  # fmt: skip
+    def test_are_explained(self, text: str, name: str, condition: str) -> None:
+        explanation = only(text)
+        assert explanation.name == name
+        assert facts(explanation).get("condition", "").startswith(condition)
+        assert facts(explanation)["what_to_do"].endswith(".")
+
+    def test_lines_that_the_daemon_reads_come_first(self) -> None:
+        (explanation,) = explain(
+            "request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do "
+            "[NV_WARN_NOTHING_TO_DO]"
+        )
+        assert explanation.kind == "fabric-manager-line"
+
+    def test_every_entry_of_the_table_is_found_by_a_test_above(self) -> None:
+        marks = type(self).test_are_explained.pytestmark[0]  # type: ignore[attr-defined]
+        found = {
+            next(words for words in WORDS if words.pattern.search(without_prefix(row[0]))) for row in marks.args[1]
+        }
+        assert found == set(WORDS)
 
 
 class TestUnknown:

@@ -117,6 +117,27 @@ def test_an_xid_names_the_gpu_and_the_number(text: str, bus_id: str, xid: str, w
             KernelKind.VERSION_MISMATCH,
             {"kernel_version": "580.126.09", "user_version": "570.211.01"},
         ),
+        (
+            "nvidia-nvswitch2: Failed to initialize device : -5",
+            KernelKind.SWITCH_PROBE_FAILED,
+            {"minor": "2", "what": "initialize device", "error": "-5"},
+        ),
+        (
+            "nvidia-nvswitch2:Failed during device post init : -5",
+            KernelKind.SWITCH_PROBE_FAILED,
+            {"minor": "2", "what": "device post init", "error": "-5"},
+        ),
+        (
+            "nvidia-nvswitch 0000:83:00.0: probe with driver nvidia-nvswitch failed with error -22",
+            KernelKind.SWITCH_PROBE_FAILED,
+            {"pci_bus_id": "0000:83:00.0", "error": "-22"},
+        ),
+        (
+            "nvidia-nvswitch: probe of 0000:83:00.0 failed with error -22",
+            KernelKind.SWITCH_PROBE_FAILED,
+            {"pci_bus_id": "0000:83:00.0", "error": "-22"},
+        ),
+        ("nvidia-nvswitch: probe of x failed with error -22", KernelKind.OTHER_SWITCH_LINE, {}),
         ("nvidia-nvswitch0: something new", KernelKind.OTHER_SWITCH_LINE, {"minor": "0"}),
         ("NVRM: No NVIDIA GPU found.", KernelKind.LOAD_FAILED, {}),
         ("NVRM: None of the NVIDIA devices were initialized.", KernelKind.LOAD_FAILED, {}),

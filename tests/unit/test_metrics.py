@@ -22,6 +22,7 @@ from fmsupervisor.facts import (
     DriverState,
     DriverView,
     ExitStatus,
+    Guest,
     Host,
     Installation,
     LoadedModule,
@@ -110,8 +111,15 @@ def rich() -> State:
             kernel_lost=8,
             stale_handles=6,
         ),
+        guests=(
+            Guest(4800, 7, 90.0, "default_vm1", GPUS[:2]),
+            Guest(4801, 8, 150.0, "default_vm2", GPUS[2:3]),
+        ),
+        guests_to_restart=frozenset({(4800, 7)}),
+        guests_looked_at=150.0,
         is_kernel_log_read=True,
         link_errors={(SWITCHES[0], 4): {0: 2, -100: 3}},
+        link_faults={(SWITCHES[1], 60): {0: 1}},
     )
 
 
@@ -182,7 +190,7 @@ class TestKnownSets:
         assert set(found) == {(code, condition.severity) for code, condition in REGISTRY.items()}
         active = {problem.code for problem in verdict(state).problems}
         assert {code for (code, _), value in found.items() if value} == active
-        assert Code.REGISTRATIONS_LOST in active
+        assert Code.GUEST_RESTART_REQUIRED in active
 
     @pytest.mark.parametrize("present", list(FabricState))
     def test_exactly_one_fabric_state_is_1(self, present: FabricState) -> None:
@@ -298,6 +306,15 @@ class TestRegistrations:
         found = values(rich(), "fabric_gpu_registered")
         assert found == {(bus_id,): float(bus_id in GPUS[:2]) for bus_id in GPUS}
 
+    def test_are_left_out_where_no_gpu_registers(self) -> None:
+        lr10 = tuple(replace(switch, device_id="10de:1af1") for switch in host().switches)
+        assert values(replace(rich(), host=replace(host(), switches=lr10)), "fabric_gpu_registered") == {}
+
+    def test_gpus_in_guests_are_left_out_while_guests_are_unknown(self) -> None:
+        name = "fmsupervisor_gpu_in_guest"
+        assert values(rich(), name) == {(bus_id,): float(bus_id in GPUS[:3]) for bus_id in GPUS}
+        assert values(replace(rich(), guests_unknown="denied"), name) == {}
+
     @pytest.mark.parametrize("bus_id", ["", "0000:ff:00.0"], ids=["not told", "of the guest"])
     def test_are_left_out_when_it_is_not_known_whose_they_are(self, bus_id: str) -> None:
         run = rich().run
@@ -354,7 +371,7 @@ class TestHostileState:
         state = replace(rich(), counters=replace(rich().counters, switch_errors={"nonsense": 1}))  # type: ignore[dict-item]
         success = values(state, "fmsupervisor_collector_success")
         assert [key for key, value in success.items() if not value] == [("sxids",)]
-        assert len(success) == 10
+        assert len(success) == 11
         assert values(state, "nvswitches_present") == {(): 4}
 
 

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 
 from fmsupervisor.errors import CannotObserve
 from fmsupervisor.host import module_file
-from fmsupervisor.host.module_file import ModuleFileError, decompress, module_name, read_module
+from fmsupervisor.host.module_file import ModuleFileError, Signature, decompress, module_name, read_module
 from fmsupervisor.host.root import HostRoot
 
-SIGNATURE = b"\x30\x82signature" + bytes(12) + b"~Module signature appended~\n"
+MAGIC = b"~Module signature appended~\n"
+
+
+def trailer(*fields: int, length: int) -> bytes:
+    """Struct module_signature: algorithm, hash, kind, two lengths, three bytes of padding, length."""
+    return bytes(fields) + length.to_bytes(4, "big") + MAGIC
+
+
+SIGNATURE = b"\x30\x82signature" + trailer(0, 0, 2, 0, 0, 0, 0, 0, length=11)
 SIGNED = build.module(
     depends="ecc,drm-core",
     extra=["softdep=pre: ecdh_generic,ecdsa_generic", "parmtype=NVreg_NvLinkDisable:int", "supported=external"],
@@ -49,7 +57,7 @@ class TestEveryCompression:
         assert module.softdeps == ("pre: ecdh_generic,ecdsa_generic",)
         assert module.parameters == ("NVreg_NvLinkDisable",)
         assert module.supported == "external"
-        assert module.is_signed
+        assert module.signature is Signature.PKCS7
         assert module.has_modversions
         assert module.size_bytes == len(SIGNED)
         assert module.compression == {".ko": "", ".zst": "zstd", ".xz": "xz", ".gz": "gzip"}[Path(name).suffix]
@@ -112,13 +120,30 @@ def test_extended_modversions_count_as_modversions(tmp_path: Path) -> None:
     assert read_module(write(tmp_path, "m.ko", content), "/m.ko").has_modversions
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        pytest.param(b"0" * 20 + trailer(0, 0, 2, 0, 0, 0, 0, 0, length=20), Signature.PKCS7, id="PKCS#7"),
+        pytest.param(b"0" * 20 + trailer(0, 0, 1, 0, 0, 0, 0, 0, length=20), Signature.UNKNOWN, id="X.509"),
+        pytest.param(b"0" * 20 + trailer(1, 4, 2, 0, 0, 0, 0, 0, length=20), Signature.DAMAGED, id="with an algorithm"),
+        pytest.param(b"0" * 20 + trailer(0, 0, 2, 0, 0, 0, 1, 0, length=20), Signature.DAMAGED, id="padding"),
+        pytest.param(b"x" * 20 + trailer(0, 0, 2, 0, 0, 0, 0, 0, length=20), Signature.DAMAGED, id="no PKCS#7 inside"),
+        pytest.param(trailer(0, 0, 2, 0, 0, 0, 0, 0, length=1 << 31), Signature.DAMAGED, id="longer than the file"),
+        pytest.param(MAGIC[:-1], Signature.NONE, id="without the last byte"),
+    ],
+)
+def test_a_signature_is_judged_as_the_kernel_does_before_it_looks_for_the_key(tmp_path: Path, end, expected) -> None:
+    content = build.section_file({".modinfo": b"name=m\0"}) + end
+    assert read_module(write(tmp_path, "m.ko", content), "/m.ko").signature is expected
+
+
 def test_fields_that_are_absent_are_none_or_empty(tmp_path: Path) -> None:
     root = write(tmp_path, "nvidia-uvm.ko", build.section_file({".modinfo": b"license=GPL\0no separator\0"}))
     module = read_module(root, "/nvidia-uvm.ko")
     assert module.name == "nvidia_uvm"
     assert (module.version, module.vermagic, module.kernel_release, module.supported) == (None, None, None, None)
     assert (module.depends, module.softdeps, module.parameters) == ((), (), ())
-    assert not module.is_signed
+    assert module.signature is Signature.NONE
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from fmsupervisor.errors import CannotObserve
-from fmsupervisor.facts import DeviceState, DriverState, ModuleChoice
+from fmsupervisor.facts import DeviceState, DriverState, KernelKind, ModuleChoice
 from fmsupervisor.host.kernel import Kernel, KernelLogSource, ModuleLoadFailed, UeventSource
+from fmsupervisor.host.kernel_grammar import batch_of
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import hardware, pci_bus
 from fmsupervisor.simulator.hardware import GPUS, SWITCHES
@@ -323,6 +324,20 @@ class TestKernelLog:
         source.close()
         assert {line.is_old for line in lines if "Probing" in line.text} == {True}
         assert [line.is_old for line in lines if "SXid" in line.text] == [False] * 3
+
+    def test_a_probe_that_fails_is_told_by_the_driver_and_by_the_bus(self, tmp_path):
+        _, kernel = make(tmp_path, failing=frozenset({SWITCHES[1]}))
+        kernel.load_module(CHOICE, ())
+        source = kernel.monitor_kernel_log()
+        records = batch_of(source.read_new()).records
+        source.close()
+        failed = [record.fields for record in records if record.kind is KernelKind.SWITCH_PROBE_FAILED]
+        assert [fields.get("pci_bus_id", fields.get("minor")) for fields in failed] == ["1", SWITCHES[1]]
+        assert [record.fields["minor"] for record in records if record.kind is KernelKind.SWITCH_READY] == [
+            "0",
+            "1",
+            "2",
+        ]
 
     def test_it_is_readable_when_there_is_something(self, loaded):
         _, kernel = loaded

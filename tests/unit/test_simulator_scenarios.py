@@ -20,7 +20,7 @@ STATES = {
     "not-applicable",
     "stopping",
 }
-WORLD_ACTIONS = {"tell_fabric_manager", "truncate_log", "switch_error"}
+WORLD_ACTIONS = {"tell_fabric_manager", "truncate_log", "switch_error", "start_guest", "end_guest"}
 
 
 def document(state="configured", codes=(), starts=1, exits=None, registered=8, usable=4, errors=(), last_signal=None):

@@ -17,6 +17,7 @@ from fmsupervisor.facts import (
     DriverState,
     DriverView,
     ExitStatus,
+    Guest,
     Host,
     Installation,
     LoadedModule,
@@ -97,6 +98,8 @@ def running() -> State:
         ),
         run=run,
         module_ids={GPUS[0]: 1, GPUS[1]: 3},
+        guests=(Guest(4800, 7, 1005.0, "default_vm1 (pod 0-1)", GPUS[:1]), Guest(4801, 8, 1020.0, "web", GPUS[1:2])),
+        guests_looked_at=1020.0,
         counters=Counters(starts=1, log_lines={"INFO": 120, "ERROR": 1}),
     )
 
@@ -121,6 +124,8 @@ def degraded() -> State:
         else None,
         last_exit=killed,
         failures=1,
+        guests_to_restart=frozenset({(4800, 7)}),
+        guests_unknown="the descriptors of 1 processes cannot be read",
         counters=Counters(
             starts=2,
             exits={ExitClass.UNEXPECTED: 1},
@@ -194,7 +199,7 @@ class TestTheDocument:
         assert set(document(name)) == {
             "schema", "version", "pid", "started_at", "updated_at", "state", "reason", "since", "ready", "decided",
             "session", "steps", "switches", "gpus", "device_nodes", "fabric_manager", "conditions", "counters",
-            "kernel_log", "links",
+            "kernel_log", "links", "guests", "guests_unknown",
         }  # fmt: skip
 
     def test_has_these_keys_below(self) -> None:
@@ -202,16 +207,19 @@ class TestTheDocument:
         assert set(made["fabric_manager"]) == {
             "pid", "version", "fabric_mode", "session", "started_at", "configured_at", "gpus_registered", "starts",
             "log_file", "failures_in_a_row", "exits", "last_exit", "backoff_seconds", "next_start_at", "config_differences",
+            "resilient", "partitions_told_at",
         }  # fmt: skip
         assert keys_of(made["fabric_manager"]["last_exit"]) == {
-            "session", "class", "status", "signal", "at", "reason", "last_lines",
+            "session", "class", "status", "signal", "at", "reason", "last_lines", "configured_at",
         }  # fmt: skip
         assert keys_of(made["switches"]) == {
             "pci_bus_id", "present", "driver", "usable", "minor", "physical_id", "uuid", "driver_state", "device_state",
         }  # fmt: skip
         assert keys_of(made["gpus"]) == {
-            "pci_bus_id", "driver", "module_id", "module_id_source", "registered", "registration_lost",
+            "pci_bus_id", "driver", "module_id", "module_id_source", "registered", "registration_lost", "guest",
+            "guest_restart_required", "gpu_reset_required",
         }  # fmt: skip
+        assert keys_of(made["guests"]) == {"pid", "name", "gpus", "started_at", "restart_required"}
         assert keys_of(made["device_nodes"]) == {"path", "outcome", "detail"}
         assert keys_of(made["steps"]) == {"name", "status", "detail"}
         assert keys_of(made["conditions"]) == {"code", "severity", "title", "detail", "subject", "remedy", "since"}

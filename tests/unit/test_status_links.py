@@ -20,15 +20,23 @@ def document(state: State) -> Document:
 
 def test_the_worst_link_of_the_last_hour_stands_first() -> None:
     state = replace(
-        STATE, link_errors={(BUS, 1): {SLOT - 10: 99}, (BUS, 2): {SLOT: 3, SLOT - 20: 4}, (BUS, 3): {SLOT: 7}}
+        STATE,
+        link_errors={(BUS, 1): {SLOT - 10: 99}, (BUS, 2): {SLOT: 3, SLOT - 20: 4}, (BUS, 3): {SLOT: 7}},
+        link_faults={(BUS, 3): {SLOT: 1}, (BUS, 4): {SLOT: 1, SLOT - 50: 4}},
     )
     assert document(state)["links"] == [
-        {"pci_bus_id": BUS, "port": 3, "last_hour": 7, "last_day": 7},
-        {"pci_bus_id": BUS, "port": 2, "last_hour": 3, "last_day": 7},
-        {"pci_bus_id": BUS, "port": 1, "last_hour": 0, "last_day": 99},
+        {"pci_bus_id": BUS, "port": 3, "last_hour": 7, "last_day": 7, "fatal_last_day": 1},
+        {"pci_bus_id": BUS, "port": 2, "last_hour": 3, "last_day": 7, "fatal_last_day": 0},
+        {"pci_bus_id": BUS, "port": 4, "last_hour": 0, "last_day": 0, "fatal_last_day": 5},
+        {"pci_bus_id": BUS, "port": 1, "last_hour": 0, "last_day": 99, "fatal_last_day": 0},
     ]
     rows = [line.split() for line in render_text(document(state)).splitlines() if line.strip().startswith(BUS)]
-    assert rows == [[BUS, "3", "7,", "7"], [BUS, "2", "3,", "7"], [BUS, "1", "0,", "99"]]
+    assert rows == [
+        [BUS, "3", "7,", "7;", "1"],
+        [BUS, "2", "3,", "7;", "0"],
+        [BUS, "4", "0,", "0;", "5"],
+        [BUS, "1", "0,", "99;", "0"],
+    ]
 
 
 def test_no_table_is_shown_when_no_link_has_errors() -> None:

@@ -25,7 +25,6 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +55,7 @@ def obstacle() -> str | None:
     ]
     if missing:
         return f"not installed: {', '.join(missing)} (make deps)"
-    return None if bundle.is_possible() else "PyInstaller is not installed (make deps)"
+    return bundle.obstacle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,12 @@ class Machine:
 
     def run(self, command: str, timeout: float = 60) -> Result:
         """Run a bash script in the guest as root, in /root, with nothing on standard input."""
-        code, output = self._exchange(command.encode(), timeout)
-        return Result(code, output.decode(errors="replace"))
+        begun = time.monotonic()
+        code, output = self._ask("run", command.encode(), timeout)
+        text = output.decode(errors="replace")
+        if code == 124 and time.monotonic() - begun >= timeout:
+            raise TimeoutError(f"not within {timeout:g} s: {command}\n{text[-2000:]}")
+        return Result(code, text)
 
     def check(self, command: str, timeout: float = 60) -> str:
         """The output of a script that must succeed. Raises ``CommandFailed``."""
@@ -117,24 +120,25 @@ class Machine:
         return result.output
 
     def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file in the guest; its directory is made."""
-        name = shlex.quote(path)
-        text = b64encode(content).decode()
-        self.check(
-            f"mkdir -p $(dirname {name}) && base64 -d >{name} <<'END' && chmod {mode:o} {name}\n{text}\nEND\n", 300
-        )
+        """Write a file in the guest; its directory is made. Raises ``CommandFailed``."""
+        self._fetch("put", f"{mode:o} {path}\0".encode() + content, 60)
 
     def get(self, path: str) -> bytes:
         """Read a file of the guest. Raises ``CommandFailed``."""
-        code, output = self._exchange(f"cat -- {shlex.quote(path)}".encode(), 300)
-        if code != 0:
-            raise CommandFailed(output.decode(errors="replace").strip())
-        return output
+        return self._fetch("get", path.encode(), 60)
+
+    def change(self, path: str, timeout: float) -> bytes:
+        """A file of the guest as soon as it is another one than at the last call, or after ``timeout`` as it is.
+
+        Costs the guest next to nothing. Raises ``CommandFailed``.
+        """
+        return self._fetch("change", path.encode(), timeout)
 
     def wait_for(self, predicate: str, timeout: float = 120) -> None:
         """Until a command in the guest succeeds. Raises ``TimeoutError``."""
         try:
-            self.check(f"until {{\n{predicate}\n}}; do sleep 0.2; done >/run/agent/tries 2>&1", timeout)
+            pause = "read -rt 0.2 -u 9 || :"  # of a pipe in which nothing ever comes: without a program
+            self.check(f"exec 9<> <(:)\nuntil {{\n{predicate}\n}}; do {pause}; done >/run/agent/tries 2>&1", timeout)
         except TimeoutError:
             tries = self.run("tail -n 5 /run/agent/tries").output
             raise TimeoutError(f"not within {timeout} s: {predicate}\n{tries}") from None
@@ -156,8 +160,13 @@ class Machine:
         """A restored machine believes that it is the time at which it was saved."""
         self.check(f"date -s @{time.time():.3f}")
 
-    def reboot(self) -> None:
-        """Shut the guest down in order and boot it from cold with the same disk. Services start as at any boot."""
+    def reboot(self, root: str = "", options: str = "") -> None:
+        """Shut the guest down in order and boot it from cold with the same disk. Services start as at any boot.
+
+        ``root`` and ``options``, where given, are for this boot and those to come.
+        """
+        if root:
+            self._options = f"root={root} {options}"
         self.check("systemd-run --quiet --on-active=0.5 --timer-property=AccuracySec=0.1 systemctl reboot")
         self._qemu.wait_for_end(_BOOT_SECONDS)
         self._ports.clear()
@@ -215,18 +224,18 @@ class Machine:
         before.unlink()
         return qemu
 
-    def _exchange(self, script: bytes, timeout: float) -> tuple[int, bytes]:
-        """The guest ends the script at ``timeout``; only a guest that has crashed lets the longer wait here end."""
-        begun = time.monotonic()
-        deadline = begun + timeout + 60
-        self._qemu.agent.send(f"{len(script)} {timeout:g}\n".encode() + script)
+    def _fetch(self, verb: str, request: bytes, timeout: float) -> bytes:
+        code, output = self._ask(verb, request, timeout)
+        if code != 0:
+            raise CommandFailed(output.decode(errors="replace"))
+        return output
+
+    def _ask(self, verb: str, request: bytes, timeout: float) -> tuple[int, bytes]:
+        """The guest answers within ``timeout``; only a guest that has crashed lets the longer wait here end."""
+        deadline = time.monotonic() + timeout + 60
+        self._qemu.agent.send(f"{verb} {len(request)} {timeout:g}\n".encode() + request)
         code, size = map(int, self._qemu.agent.read_line(deadline).split())
-        output = self._qemu.agent.read(size, deadline)
-        if code in (124, 137) and time.monotonic() - begun >= timeout:
-            raise TimeoutError(
-                f"not within {timeout:g} s: {script.decode()}\n{output.decode(errors='replace')[-2000:]}"
-            )
-        return code, output
+        return code, self._qemu.agent.read(size, deadline)
 
 
 class Bed:
@@ -236,7 +245,7 @@ class Bed:
         self.out = out.resolve()
         self.artifacts: Path | None = None  # where machines that are made from now on leave what explains a failure
         self._directory: Path | None = None
-        self._states: dict[tuple[str, str], Path] = {}  # by root and script
+        self._states: dict[tuple[str, tuple[str, ...]], Path] = {}  # by root and scripts
 
     def build(self) -> None:
         """Kernel modules, image, bundle and disk, as far as they have changed. Raises ``RuntimeError``."""
@@ -259,10 +268,10 @@ class Bed:
         """A cold boot, 15 to 30 s; ``options`` are for the kernel's command line."""
         return Machine(self._new_drives(self.out / "disk.img"), f"root={root} {options}", self.artifacts)
 
-    def restore(self, root: str = "writable", after: str = "") -> Machine:
-        """A fresh machine as it was after its boot and after the script ``after``, in about a second.
+    def restore(self, root: str = "writable", after: tuple[str, ...] = ()) -> Machine:
+        """A fresh machine as it was after its boot and after the scripts ``after``, in about a second.
 
-        What many scenarios have in common belongs into ``after``: it runs once, before the machine is saved.
+        What many scenarios have in common belongs into ``after``: each script runs once, on a machine that is then saved.
         """
         saved = self._states.get((root, after)) or self._save(root, after)
         drives = self._new_drives(saved / "disk.img")
@@ -273,10 +282,11 @@ class Bed:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _save(self, root: str, after: str) -> Path:
+    def _save(self, root: str, after: tuple[str, ...]) -> Path:
         saved = Path(tempfile.mkdtemp(prefix="state-", dir=self._run_directory()))
-        with self.restore(root) if after else self.boot(root) as machine:
-            machine.check(f"{after}\nsync", 300)
+        with self.restore(root, after[:-1]) if after else self.boot(root) as machine:
+            for script in (*after[-1:], "sync"):
+                machine.check(script, 300)
             machine.save(saved)
         self._states[root, after] = saved
         return saved

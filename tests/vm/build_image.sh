@@ -51,7 +51,8 @@ make_tree() {
   echo hgx >"$tree/etc/hostname"
   : >"$tree/etc/fstab"
   touch "$tree/etc/.updated" "$tree/var/.updated"
-  install -m 755 "$here/guest/agent" "$tree/usr/lib/agent"
+  install -D -m 644 "$here/guest/trigger.conf" "$tree/etc/systemd/system/systemd-udev-trigger.service.d/test.conf"
+  install -m 755 "$out/programs/agent" "$tree/usr/lib/agent"
   install -m 644 "$here/guest/agent.service" "$tree/usr/lib/systemd/system/agent.service"
   ln -s /usr/lib/systemd/system/agent.service "$tree/etc/systemd/system/multi-user.target.wants/agent.service"
   install -m 644 "$here/guest/journald.conf" "$tree/etc/systemd/journald.conf.d/test.conf"
@@ -83,7 +84,7 @@ make_initrd() {
 make_image() {
   local wanted work release
   release=$(cat "$out/kernel/release")
-  wanted=$(cat "$0" "$here"/guest/* "$here/dmar.py" "$out/.root.stamp" "$out/kernel/release" | sha256sum)
+  wanted=$(cat "$0" "$here"/guest/* "$here/dmar.py" "$out/.root.stamp" "$out/kernel/release" "$out/programs/agent" | sha256sum)
   is_fresh image "$wanted" && return
   echo "making the image for $release"
   work=$out/image-tree

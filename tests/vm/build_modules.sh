@@ -5,6 +5,7 @@
 #
 # OUT/toolbox   a Debian chroot with kernel image, headers and compiler, installed in one run so that versions agree
 # OUT/kernel    vmlinuz, release, modules/ (the whole /lib/modules/<release>)
+# OUT/programs  what else is compiled: the agent, and one launcher for each program that is written in Python
 # OUT/modules   fake_hgx.ko, nvidia_dep.ko, selftest, and nvidia.ko in its variants:
 #   nvidia.ko                   580.126.09, not signed; also .zst .xz .gz
 #   nvidia-other.ko             580.159.03: another release of the same module
@@ -76,8 +77,8 @@ take() { chroot "$toolbox" strip --strip-debug -o "/build/modules/$2.ko" "/build
 
 compile_all() {
   rm -rf "$toolbox/build"
-  mkdir -p "$toolbox"/build/{source,modules}
-  cp "$here"/kernel/* "$toolbox/build/source/"
+  mkdir -p "$toolbox"/build/{source,modules,programs}
+  cp "$here"/kernel/* "$here"/programs/* "$toolbox/build/source/"
   compile -DSTUB_VERSION=$VERSION
   take fake_hgx fake_hgx
   take nvidia_dep nvidia_dep
@@ -87,6 +88,14 @@ compile_all() {
   compile -DSTUB_VERSION=$VERSION -DSTUB_NEEDS_DEP
   take nvidia nvidia-needs-dep
   chroot "$toolbox" gcc -O1 -Wall -Wextra -Werror -static -o /build/modules/selftest /build/source/selftest.c
+}
+
+compile_programs() {
+  local program
+  chroot "$toolbox" gcc -O1 -Wall -Wextra -Werror -static -o /build/programs/agent /build/source/agent.c
+  for program in fmsupervisor nv-fabricmanager supervisord; do
+    chroot "$toolbox" gcc -O1 -Wall -Wextra -Werror "-DPROGRAM=$program" -o "/build/programs/$program" /build/source/launcher.c
+  done
 }
 
 # replace_section FILE SECTION EDIT...: pass one ELF section of FILE (in the toolbox) through the filter EDIT.
@@ -135,13 +144,14 @@ make_variants() {
 
 make_modules() {
   local wanted
-  wanted=$(cat "$out/kernel/release" "$here"/kernel/* "$here/build_modules.sh" | sha256sum)
+  wanted=$(cat "$out/kernel/release" "$here"/kernel/* "$here"/programs/* "$here/build_modules.sh" | sha256sum)
   is_fresh modules "$wanted" && return
   echo "compiling the modules for $(cat "$out/kernel/release")"
   compile_all
+  compile_programs
   make_variants
-  rm -rf "$out/modules"
-  cp -a "$toolbox/build/modules" "$out/modules"
+  rm -rf "$out"/{modules,programs}
+  cp -a "$toolbox"/build/{modules,programs} "$out/"
   set_fresh modules "$wanted"
 }
 

@@ -57,24 +57,6 @@ def _artifacts(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def machine(bed: Bed, _artifacts: None, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """A fresh machine with the writable root, without the board."""
-    with bed.restore() as made:
-        yield made
-        if request.node.stash.get(_FAILED, False):
-            made.keep()
-
-
-@pytest.fixture
-def sealed_machine(bed: Bed, _artifacts: None, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """A fresh machine with the sealed root, without the board."""
-    with bed.restore("sealed") as made:
-        yield made
-        if request.node.stash.get(_FAILED, False):
-            made.keep()
-
-
-@pytest.fixture
 def whole(bed: Bed, _artifacts: None, request: pytest.FixtureRequest) -> Iterator[Machine]:
     """A fresh machine with a configured fabric, all GPUs registered, and a guest, which in the end has noticed nothing."""
     with bed.restore(after=WHOLE) as made:

@@ -1,10 +1,10 @@
-"""A host on which a guest holds its GPU: a script for it, and one for ``Bed.restore(after=)`` with a whole fabric.
+"""A host on which a guest holds its GPU, for ``Bed.restore(after=)``: without a driver yet, and with a whole fabric.
 
 The guest is a process that has the IOMMU group of the last GPU open, as QEMU has.
 """
 
 from bed import METRICS_PORT, Machine
-from scenario import BOARD, GPUS, RUNNING, SETTINGS
+from scenario import GPUS, IDLE, PLUG, SERVICE, SETTINGS, STATUS
 
 HANG_SECONDS = 4
 SETTINGS_TEXT = f"""[metrics]
@@ -22,13 +22,23 @@ group=$(basename $(readlink /sys/bus/pci/devices/{GPUS[7]}/iommu_group)) && echo
 systemd-run --quiet --unit=guest bash -c "exec 9<>/dev/vfio/$group && exec sleep infinity"
 until ls -l /proc/$(systemctl show -P MainPID guest)/fd 2>/dev/null | grep -q /dev/vfio/; do sleep 0.2; done
 """
+_WITH_SETTINGS = f"cat >{SETTINGS} <<'END'\n{SETTINGS_TEXT}END\n{IDLE[0]}"
 
-PREPARE = f"cat >{SETTINGS} <<'END'\n{SETTINGS_TEXT}END\n{_GUEST}"  # on a machine with the board
-WHOLE = f"""{BOARD}
-{PREPARE}
-{RUNNING.removeprefix(f"{BOARD} && ")}
-until grep -q '"gpus_registered": *8' /run/fmsupervisor/status.json; do sleep 0.2; done
-"""
+# The daemon runs and may not load the module until the settings are SETTINGS_TEXT again.
+HELD = (
+    _WITH_SETTINGS,
+    f"""
+printf '[module]\\nload = false\\n' >>{SETTINGS} && systemctl reload {SERVICE}
+{PLUG} && udevadm settle && {_GUEST}
+""",
+)
+WHOLE = (
+    _WITH_SETTINGS,
+    f"""
+{PLUG} && until grep -q '"gpus_registered": *8' {STATUS}; do sleep 0.5; done
+{_GUEST}
+""",
+)
 
 
 def guest(machine: Machine) -> str:

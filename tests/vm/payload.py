@@ -6,6 +6,7 @@
                                         and nv-fabricmanager are real ELF files that do something
 /usr/local/simulator                    how nv-fabricmanager behaves; seen as /.simulator
 /usr/local/test/modules                 fake_hgx.ko and all variants of nvidia.ko
+/usr/local/test/programs                launchers, also for what only compare.py runs
 """
 
 import hashlib
@@ -69,13 +70,12 @@ def _make_local(local: Path, host: Path, out: Path, bundle: Path) -> None:
     shutil.copy(out / "modules" / _MODULE, updates / _MODULE)
 
     shutil.copytree(bundle, local / "lib/fmsupervisor", symlinks=True)
-    programs = local / "nvidia/usr/bin"
-    shutil.move(local / "lib/fmsupervisor/nv-fabricmanager", programs / "nv-fabricmanager")
-    (programs / "_internal").symlink_to("/usr/local/lib/fmsupervisor/_internal")
     (local / "bin").mkdir()
-    (local / "bin/fmsupervisor").symlink_to("../lib/fmsupervisor/fmsupervisor")
+    shutil.copy(out / "programs/fmsupervisor", local / "bin/fmsupervisor")
+    shutil.copy(out / "programs/nv-fabricmanager", local / "nvidia/usr/bin/nv-fabricmanager")
 
     shutil.copytree(out / "modules", local / "test/modules")
+    shutil.copytree(out / "programs", local / "test/programs")
     units = local / "lib/systemd/system"
     units.mkdir(parents=True)
     for unit in (SOURCE / "systemd").glob("*.*"):
@@ -100,6 +100,6 @@ def _fingerprint(out: Path) -> str:
     digest = hashlib.sha256()
     for path in [Path(__file__), *sorted((SOURCE / "systemd").glob("*.*"))]:
         digest.update(path.read_bytes())
-    for name in ("bundle", "modules", "kernel"):
+    for name in ("bundle", "modules", "kernel"):  # the launchers are made with the modules
         digest.update((out / f".{name}.stamp").read_bytes())
     return digest.hexdigest()

@@ -4,33 +4,35 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from bed import Machine
+from bed import CommandFailed, Machine
 
 MODULES = "/usr/local/test/modules"
 SELFTEST = f"{MODULES}/selftest"
 SERVICE = "fmsupervisor.service"
 SETTINGS = "/etc/fmsupervisor.toml"
+STATUS = "/run/fmsupervisor/status.json"
 BEHAVIOUR = "/usr/local/simulator/fabric_manager.json"
 TREE_MODULES = "/usr/local/nvidia/usr/lib/modules/$(uname -r)/updates"
 SWITCHES = [f"0000:{bus}:00.0" for bus in (83, 84, 85, 86)]
 GPUS = [f"0000:{bus}:00.0" for bus in ("91", "92", "a1", "a2", "b1", "b2", "c1", "c2")]
 
 PLUG = f"insmod {MODULES}/fake_hgx.ko"
-
-# For Bed.restore(after=). A start of the daemon takes most of a scenario's time, so most plug the board in afterwards.
 GUESTS_TAKE_GPUS = "modprobe vfio-pci ids=10de:2335,10de:20b2,10de:2901"
-IDLE = f"{GUESTS_TAKE_GPUS} && systemctl start {SERVICE}"  # the daemon runs on a host without board
-BOARD = f"{GUESTS_TAKE_GPUS} && {PLUG} && udevadm settle"  # the board and no daemon
-RUNNING = f"{BOARD} && systemctl start {SERVICE} && fmsupervisor wait --timeout 60"
+
+# For Bed.restore(after=). A start of the daemon takes most of a scenario's time, so nearly all plug the board in afterwards.
+BOARD = (f"{GUESTS_TAKE_GPUS} && {PLUG} && udevadm settle",)  # the board and no daemon
+IDLE = (f"{GUESTS_TAKE_GPUS} && systemctl start {SERVICE}",)  # the daemon runs on a host without board
+RUNNING = (*IDLE, f'{PLUG} && until grep -q \'"state": *"configured"\' {STATUS}; do sleep 0.5; done')
 
 Document = dict[str, Any]
 
 
 def document(machine: Machine) -> Document:
     """The status document, as ``fmsupervisor status --json`` prints it, without the seconds that the command takes."""
-    found: Document = json.loads(machine.check("cat /run/fmsupervisor/status.json"))
+    found: Document = json.loads(machine.get(STATUS))
     return found
 
 
@@ -48,13 +50,16 @@ def wait_until(machine: Machine, what: Callable[[Document], bool], timeout: floa
     """The status document as soon as ``what`` is true of it. Raises ``TimeoutError``."""
     deadline = time.monotonic() + timeout
     found: Document = {"state": "no status", "reason": "", "conditions": []}
+    read = machine.get  # at first as it is, then each time it changes
     while time.monotonic() < deadline:
-        text = machine.run("cat /run/fmsupervisor/status.json").output
-        if text.startswith("{"):
-            found = json.loads(text)
+        try:
+            found = json.loads(read(STATUS))
+        except CommandFailed:
+            pass  # not there yet
+        else:
             if what(found):
                 return found
-        time.sleep(0.2)
+        read = partial(machine.change, timeout=2)
     raise TimeoutError(f"not within {timeout:g} s; {found['state']}: {found['reason']}; {found['conditions']}")
 
 

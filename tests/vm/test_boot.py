@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import pytest
 from bed import Bed, Machine
 from scenario import (
     BOARD,
@@ -14,11 +13,14 @@ from scenario import (
     SWITCHES,
     behave,
     codes,
+    document,
     install_module,
+    is_loaded,
     plug,
     start,
     switch_list,
     tell,
+    wait_for_code,
     wait_for_state,
     wait_until,
     words,
@@ -49,6 +51,11 @@ DROP_IN = """
 ExecStart=
 ExecStart=/usr/local/bin/fmsupervisor run --config /usr/local/etc/fmsupervisor.toml
 """
+WAIT_DROP_IN = """
+[Service]
+ExecStart=
+ExecStart=/usr/local/bin/fmsupervisor wait --timeout 60
+"""
 
 
 def enable_for_ever(machine: Machine) -> None:
@@ -56,6 +63,7 @@ def enable_for_ever(machine: Machine) -> None:
     machine.put(f"{UNITS}/board.service", BOARD_UNIT.encode())
     machine.put(f"{UNITS}/guest.service", GUEST_UNIT.encode())
     machine.put(f"{UNITS}/{SERVICE}.d/settings.conf", DROP_IN.encode())
+    machine.put(f"{UNITS}/nvidia-fabric-wait.service.d/sooner.conf", WAIT_DROP_IN.encode())
     machine.put("/usr/local/etc/fmsupervisor.toml", b'[logging]\nrelay_level = "none"\n')
     machine.check(
         f"cd {UNITS} && mkdir -p sysinit.target.wants multi-user.target.wants && "
@@ -70,30 +78,61 @@ def moment(machine: Machine, unit: str, name: str) -> int:
 
 
 class TestColdBoot:
-    @pytest.mark.parametrize(("root", "module"), [("writable", "nvidia.ko.xz"), ("sealed", "nvidia.ko.zst")])
-    def test_ends_in_a_configured_fabric_before_the_first_guest(self, bed: Bed, root: str, module: str) -> None:
-        with bed.restore(root) as machine:
-            install_module(machine, module)
+    def test_ends_in_a_configured_fabric_before_the_first_guest_on_both_roots(self, bed: Bed) -> None:
+        with bed.restore() as machine:
             enable_for_ever(machine)
+            install_module(machine, "nvidia.ko.xz")
             machine.reboot()
-            found = wait_for_state(machine, "configured")
-            assert codes(found) == set()
-            assert machine.check("systemctl is-system-running") == "running\n"
-            assert f"/{module} (580.126.09)" in words(machine)
-            assert "nv-fabricmanager: " not in words(machine), "the settings were not read"
+            assert_guest_was_given_a_fabric(machine, "nvidia.ko.xz")
 
-            assert moment(machine, SERVICE, "ActiveEnterTimestampMonotonic") > 0
-            order = [
-                moment(machine, "board.service", "ExecMainExitTimestampMonotonic"),
-                moment(machine, SERVICE, "ExecMainStartTimestampMonotonic"),
-                moment(machine, SERVICE, "ActiveEnterTimestampMonotonic"),
-                moment(machine, "nvidia-fabric-wait.service", "ActiveEnterTimestampMonotonic"),
-                moment(machine, "nvidia-fabric.target", "ActiveEnterTimestampMonotonic"),
-                moment(machine, "guest.service", "ExecMainStartTimestampMonotonic"),
-            ]
-            assert order == sorted(order)
-            seen_by_guest = [str(entry["MESSAGE"]).split() for entry in machine.journal("_SYSTEMD_UNIT=guest.service")]
-            assert [(row[1], row[2]) for row in seen_by_guest] == [(switch, "driver=2") for switch in SWITCHES]
+            install_module(machine, "nvidia.ko.zst")
+            machine.reboot("sealed")
+            for path in ("/x", "/usr/x", "/usr/lib/x", "/opt/x"):
+                assert "Read-only file system" in machine.run(f"touch {path}").output
+            machine.check("touch /etc/x /var/x /tmp/x /usr/local/x")
+            assert_guest_was_given_a_fabric(machine, "nvidia.ko.zst")
+
+            boot = machine.check("cat /proc/sys/kernel/random/boot_id")
+            machine.reboot("sealed", "module_blacklist=nvidia")
+            assert machine.check("cat /proc/sys/kernel/random/boot_id") != boot
+            assert machine.check("ls /etc/x /var/x /tmp/x /usr/local/x 2>/dev/null || true") == "/usr/local/x\n"
+            assert_guest_waits_and_is_then_told_why(machine)
+
+
+def assert_guest_was_given_a_fabric(machine: Machine, module: str) -> None:
+    """The guest was started behind the target, and when it asked the driver all switches were configured."""
+    found = wait_for_state(machine, "configured")
+    assert codes(found) == set()
+    machine.wait_for("systemctl is-active guest.service")
+    assert machine.check("systemctl is-system-running --wait") == "running\n"
+    assert f"/{module} (580.126.09)" in words(machine)
+    assert "nv-fabricmanager: " not in words(machine), "the settings were not read"
+    order = [
+        moment(machine, "board.service", "ExecMainExitTimestampMonotonic"),
+        moment(machine, SERVICE, "ExecMainStartTimestampMonotonic"),
+        moment(machine, SERVICE, "ActiveEnterTimestampMonotonic"),
+        moment(machine, "nvidia-fabric-wait.service", "ActiveEnterTimestampMonotonic"),
+        moment(machine, "nvidia-fabric.target", "ActiveEnterTimestampMonotonic"),
+        moment(machine, "guest.service", "ExecMainStartTimestampMonotonic"),
+    ]
+    assert order[0] > 0
+    assert order == sorted(order)
+    seen_by_guest = [str(entry["MESSAGE"]).split() for entry in machine.journal("_SYSTEMD_UNIT=guest.service")]
+    assert [(row[1], row[2]) for row in seen_by_guest] == [(switch, "driver=2") for switch in SWITCHES]
+
+
+def assert_guest_waits_and_is_then_told_why(machine: Machine) -> None:
+    """The wait for the fabric is ended here by its own time limit, made shorter; the guest comes late, not never."""
+    wait_for_code(machine, "FMS-210", "Module nvidia is blacklisted")
+    assert not is_loaded(machine)
+    assert document(machine)["fabric_manager"]["starts"] == 0
+    machine.wait_for(f"systemctl is-active {SERVICE}")  # ready: the outcome is known
+    assert moment(machine, "guest.service", "ExecMainStartTimestampMonotonic") == 0
+    machine.wait_for("systemctl is-failed nvidia-fabric-wait.service")
+    machine.wait_for("systemctl is-active guest.service")
+    told = "\n".join(str(entry["MESSAGE"]) for entry in machine.journal("UNIT=nvidia-fabric-wait.service"))
+    told += "\n".join(str(entry["MESSAGE"]) for entry in machine.journal("_SYSTEMD_UNIT=nvidia-fabric-wait.service"))
+    assert "FMS-210" in told
 
 
 class TestStart:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from bed import Bed, Machine
-from guests import HANG_SECONDS, PREPARE, SETTINGS_TEXT, check_guest, guest
+from guests import HANG_SECONDS, HELD, SETTINGS_TEXT, check_guest, guest
 from scenario import (
-    BOARD,
     GPUS,
     SERVICE,
     behave,
@@ -15,7 +14,6 @@ from scenario import (
     condition,
     document,
     settings,
-    start,
     switch_list,
     tell,
     wait_for_code,
@@ -31,9 +29,8 @@ SLACK_SECONDS = 20  # everything is slow here
 
 @pytest.fixture
 def host(bed: Bed, _artifacts: None) -> Iterator[Machine]:
-    """The board and the guest, before the daemon is started."""
-    with bed.restore(after=BOARD) as machine:
-        machine.check(PREPARE)
+    """The board and the guest, before the daemon may load the module."""
+    with bed.restore(after=HELD) as machine:
         pid = guest(machine)
         yield machine
         check_guest(machine, pid)
@@ -42,6 +39,11 @@ def host(bed: Bed, _artifacts: None) -> Iterator[Machine]:
 def hurry(machine: Machine) -> None:
     """Let the driver be content with less than its 10 s."""
     machine.check("echo 3000 >/sys/kernel/debug/nvidia_stub/fm_timeout_ms")
+
+
+def go_on(machine: Machine, more: str = "") -> None:
+    """Let the daemon load the module."""
+    settings(machine, f"{SETTINGS_TEXT}{more}", is_running=True)
 
 
 def driver_states(machine: Machine) -> set[int]:
@@ -76,7 +78,8 @@ class TestKilled:
             "unexpected",
             9,
         )
-        assert all(gpu in condition(found, "FMS-608")["detail"] for gpu in GPUS)
+        assert GPUS[7] in condition(found, "FMS-619")["detail"]
+        assert "FMS-608" not in codes(found), "GPUs that nobody holds are reset when somebody takes them"
         assert driver_states(whole) == {CONFIGURED}
         assert "MANAGER_TIMEOUT" not in words(whole)
 
@@ -139,14 +142,14 @@ class TestHung:
             whole, lambda found: found["fabric_manager"]["starts"] == 2 and found["state"] == "configured"
         )
         assert found["fabric_manager"]["pid"] != pid
-        assert "FMS-608" in codes(found)
+        assert "FMS-619" in codes(found)
         assert driver_states(whole) == {CONFIGURED}
 
 
 class TestEnds:
     def test_status_0_before_the_success_line_is_a_death_like_any_other(self, host: Machine) -> None:
         behave(host, kind="dies-at-start", exit_after_seconds=0.3, exit_code=0)
-        start(host)
+        go_on(host)
         found = wait_until(host, lambda found: found["fabric_manager"]["exits"].get("unexpected", 0) >= 2)
         assert "FMS-510" in codes(found)
         assert found["fabric_manager"]["last_exit"]["status"] == 0
@@ -157,7 +160,7 @@ class TestEnds:
 
     def test_one_that_forks_away_is_ended_and_nothing_is_left(self, host: Machine) -> None:
         behave(host, kind="forks-away")
-        start(host)
+        go_on(host)
         found = wait_until(host, lambda found: found["state"] == "failed" and "FMS-515" in codes(found))
         assert found["fabric_manager"]["starts"] == 1
         host.wait_for("! pgrep -f /nv-fabricmanager")
@@ -167,15 +170,14 @@ class TestEnds:
 
 class TestConfiguration:
     def test_a_rejected_one_is_not_tried_again_until_it_is_changed(self, host: Machine) -> None:
-        settings(host, '[fabric_manager.options]\nLOG_LEVEL = "9"\n')
-        start(host)
+        go_on(host, '[fabric_manager.options]\nLOG_LEVEL = "9"\n')
         found = wait_for_state(host, "failed")
         assert "LOG_LEVEL" in condition(found, "FMS-504")["detail"]
         assert found["fabric_manager"]["starts"] == 1
         assert managers(host) == ""
         assert driver_states(host) == {STANDBY}
 
-        settings(host, '[fabric_manager.options]\nLOG_LEVEL = "3"\n', is_running=True)
+        go_on(host, '[fabric_manager.options]\nLOG_LEVEL = "3"\n')
         found = wait_for_state(host, "configured")
         assert (codes(found), found["fabric_manager"]["starts"]) == (set(), 2)
         assert "LOG_LEVEL=3\n" in host.check("cat /usr/local/nvidia/fm.cfg")

@@ -2,7 +2,6 @@
 
 from bed import Bed, Machine
 from scenario import (
-    BOARD,
     GPUS,
     GUESTS_TAKE_GPUS,
     IDLE,
@@ -17,7 +16,6 @@ from scenario import (
     is_loaded,
     plug,
     settings,
-    start,
     switch_list,
     tell,
     wait_for_code,
@@ -116,13 +114,6 @@ class TestKernelPolicy:
             machine.check("sysctl -q kernel.modules_disabled=1")
             install_module(machine, "nvidia.ko.xz")
             wait_for_code(machine, "FMS-209", "modules_disabled")
-            assert_refused(machine)
-
-    def test_module_blacklist_on_the_command_line(self, bed: Bed) -> None:
-        with bed.boot(options="module_blacklist=nvidia") as machine:
-            machine.check(BOARD)
-            start(machine)
-            wait_for_code(machine, "FMS-210", "Module nvidia is blacklisted")
             assert_refused(machine)
 
 

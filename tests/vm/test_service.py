@@ -30,7 +30,7 @@ ExecStart=/usr/local/vendor/nv-fabricmanager -c /usr/local/vendor/fabricmanager.
 # The vendor's Fabric Manager: the same program elsewhere, daemonising, with a log of its own.
 INSTALL_VENDOR = """
 mkdir /usr/local/vendor && cd /usr/local/vendor
-cp /usr/local/nvidia/usr/bin/nv-fabricmanager . && ln -s /usr/local/lib/fmsupervisor/_internal .
+cp /usr/local/nvidia/usr/bin/nv-fabricmanager .
 sed 's/^DAEMONIZE=.*/DAEMONIZE=1/; s/^LOG_FILE_NAME=.*/LOG_FILE_NAME=\\/var\\/log\\/fabricmanager.log/' \
   /usr/local/nvidia/fm.cfg >fabricmanager.cfg
 systemctl daemon-reload
@@ -73,29 +73,59 @@ class TestControl:
         assert {state for _, state in switch_list(whole).values()} == {CONFIGURED}
 
         whole.check(f"systemctl stop {SERVICE}")
-        assert (show(whole, "ActiveState"), show(whole, "Result")) == ("inactive", "success")
-        assert whole.run("pgrep -f /nv-fabricmanager").output == ""
-        assert whole.run("fmsupervisor status").code == 3
-        whole.check("rmmod nvidia")  # nobody holds a node
-
-        whole.check(f"systemctl start {SERVICE}", 120)
-        assert document(whole)["state"] == "configured"
+        assert_nothing_is_left(whole)
         assert show(whole, "NRestarts") == "0"
+        assert whole.run("fmsupervisor status").code == 3
 
     def test_a_blocked_daemon_is_replaced_by_the_watchdog(self, whole: Machine) -> None:
-        drop_in(whole, "WatchdogSec=5\nRestartSec=0")
-        whole.check(f"systemctl restart {SERVICE}", 120)
         daemon, manager = pids(whole)
         whole.check(f"kill -STOP {daemon}")
         whole.wait_for(f"[ $(systemctl show -P NRestarts {SERVICE}) = 1 ] && systemctl is-active {SERVICE}")
         assert whole.journal("_PID=1", f"UNIT={SERVICE}", f"MESSAGE={SERVICE}: Failed with result 'watchdog'.")
-        found = wait_for_state(whole, "configured")
-        assert (found["fabric_manager"]["starts"], codes(found)) == (1, set())
-        assert {daemon, manager}.isdisjoint(pids(whole))
-        assert not is_alive(whole, manager)
+        wait_until(whole, lambda found: found["pid"] != daemon and found["state"] == "configured")
+        assert pids(whole)[1] == manager
+
+
+class TestCrash:
+    def test_fabric_manager_outlives_the_daemon_is_taken_over_and_ended_by_the_next_stop(self, whole: Machine) -> None:
+        daemon, manager = pids(whole)
+        session = document(whole)["session"]
+        whole.check(f"kill -KILL {daemon}")
+        found = wait_until(whole, lambda found: found["pid"] != daemon and found["state"] == "configured")
+        assert (found["fabric_manager"]["pid"], found["session"]) == (manager, session)
+        assert found["fabric_manager"]["gpus_registered"] == len(GPUS)
+        assert codes(found) == set()
+        assert {state for _, state in switch_list(whole).values()} == {CONFIGURED}
+        after = [entry["FMSUPERVISOR_STATE"] for entry in events(whole, "state-changed", f"_PID={found['pid']}")]
+        assert after == ["configured"], "straight there"
+
+        whole.check(f"systemctl stop {SERVICE}")
+        assert_nothing_is_left(whole)
+
+
+def assert_nothing_is_left(machine: Machine) -> None:
+    """After a stop."""
+    assert (show(machine, "ActiveState"), show(machine, "Result")) == ("inactive", "success")
+    assert machine.run("pgrep -f /nv-fabricmanager").output == ""
+    assert machine.run(f"cat /sys/fs/cgroup/system.slice/{SERVICE}/cgroup.procs 2>/dev/null").output == ""
+    machine.check("rmmod nvidia")  # nobody holds a node
 
 
 class TestVendorUnit:
+    def test_that_comes_first_is_told_and_left_alone_and_when_it_is_stopped_ours_goes_on(self, whole: Machine) -> None:
+        whole.put(f"/etc/systemd/system/{VENDOR}", VENDOR_UNIT.encode())
+        whole.check(f"{INSTALL_VENDOR}\nsystemctl stop {SERVICE} && systemctl start {VENDOR}", 120)
+        vendors = int(show(whole, "MainPID", VENDOR))
+        whole.check(f"systemctl start {SERVICE}", 120)  # ready: the outcome is known
+        found = document(whole)
+        assert (found["state"], found["fabric_manager"]["starts"]) == ("failed", 0)
+        assert str(vendors) in condition(found, "FMS-503")["detail"]
+        assert int(show(whole, "MainPID", VENDOR)) == vendors
+
+        whole.check(f"systemctl stop {VENDOR}")
+        found = wait_for_state(whole, "configured")
+        assert codes(found) == set()
+
     def test_that_comes_second_fails_and_ours_goes_on(self, whole: Machine) -> None:
         ours = pids(whole)
         whole.put(f"/etc/systemd/system/{VENDOR}", VENDOR_UNIT.encode())
@@ -125,13 +155,33 @@ class TestJournal:
     def test_the_way_up_can_be_asked_back(self, whole: Machine) -> None:
         changes = events(whole, "state-changed")
         assert [entry["FMSUPERVISOR_STATE"] for entry in changes if entry["FMSUPERVISOR_STATE"] != "configuring"] == [
-            *("waiting-for-module", "starting", "configured"),
+            *("not-applicable", "waiting-for-module", "starting", "configured"),
         ]
         assert all(entry["FMSUPERVISOR_REASON"] and entry["PRIORITY"] == "6" for entry in changes)
         (started,) = events(whole, "fm-started")
         assert int(started["FM_PID"]) == pids(whole)[1]
         assert changes[-1]["FM_SESSION"] == started["FM_SESSION"] == document(whole)["session"]
         assert whole.journal(f"_SYSTEMD_UNIT={SERVICE}", "-p", "warning") == []
+
+
+class TestKernelLog:
+    def test_that_overruns_its_reader_is_told_and_read_on(self, whole: Machine) -> None:
+        daemon, _ = pids(whole)
+        whole.check(f"""
+            sysctl -q kernel.printk_devkmsg=on kernel.printk=1
+            kill -STOP {daemon}
+            printf -v text '%0900d' 0
+            for ((i = 0; i < 1500; i++)); do echo "$text"; done >/dev/kmsg  # more than the kernel keeps
+            kill -CONT {daemon}
+        """)
+        assert wait_for_code(whole, "FMS-617")
+        found = document(whole)
+        assert found["kernel_log"]["lost"] > 0
+        assert sample(whole.scrape(), "fmsupervisor_kernel_log_lost_total") == found["kernel_log"]["lost"]
+
+        whole.check("echo '3 20034 fatal 33 LTSSM Fault Up' >/sys/kernel/debug/nvidia_stub/sxid")
+        assert SWITCHES[3] in wait_for_code(whole, "FMS-601")["subject"]
+        assert pids(whole)[0] == daemon
 
 
 def counted(machine: Machine) -> int:
@@ -178,18 +228,24 @@ class TestMemory:
     def test_60_mb_are_enough_for_daemon_and_fabric_manager_and_the_kernel_enforces_the_limit(
         self, whole: Machine
     ) -> None:
-        drop_in(whole, "MemoryMax=60M")
-        whole.check(f"systemctl restart {SERVICE}", 120)
-        wait_until(whole, lambda found: found["state"] == "configured")
         group = f"/sys/fs/cgroup{show(whole, 'ControlGroup')}"
+        assert int(whole.check(f"cat {group}/memory.peak")) < 60 << 20, (
+            "since its start, with what the kernel caches for it"
+        )
+        limit(whole, "60M")
         assert whole.check(f"cat {group}/memory.max").strip() == str(60 << 20)
         assert "oom_kill 0\n" in whole.check(f"cat {group}/memory.events")
 
         # Far too little: the kernel kills, systemd tries again, and it is back as soon as there is enough.
-        drop_in(whole, "MemoryMax=6M\nRestartSec=1")
-        whole.check(f"systemctl restart --no-block {SERVICE}")
-        whole.wait_for(f"[ $(systemctl show -P NRestarts {SERVICE}) -ge 1 ]")
-        assert whole.journal("_TRANSPORT=kernel", "-g", "Memory cgroup out of memory")
+        limit(whole, "6M")
+        whole.wait_for("journalctl -q _TRANSPORT=kernel -g 'Memory cgroup out of memory' >/dev/null")
+        limit(whole, "infinity")
+        whole.wait_for(f"[ $(systemctl show -P NRestarts {SERVICE}) -ge 1 ] && systemctl is-active {SERVICE}")
         assert whole.journal("_PID=1", f"UNIT={SERVICE}", "-g", "killed by the OOM killer")
-        drop_in(whole, "RestartSec=1")
-        whole.wait_for(f"systemctl is-active {SERVICE} && fmsupervisor status")
+        assert document(whole)["fabric_manager"]["pid"]
+        wait_for_state(whole, "configured")
+
+
+def limit(machine: Machine, memory: str) -> None:
+    """For the running unit."""
+    machine.check(f"systemctl set-property --runtime {SERVICE} MemoryMax={memory}")

@@ -210,7 +210,7 @@ class TestBesideTheDaemon:
         assert ask(make_context(tmp_path), "device-nodes").codes == (Code.NODE_FAILED,)
         lock.release()
 
-    @pytest.mark.parametrize(("started", "codes"), [(100, (Code.REGISTRATIONS_LOST,)), (300, ())])
+    @pytest.mark.parametrize(("started", "codes"), [(100, (Code.GUEST_RESTART_REQUIRED,)), (300, ())])
     def test_guests_older_than_fabric_manager_must_be_power_cycled(self, tmp_path, started: int, codes) -> None:
         root = build(tmp_path)
         put(root, "/proc/900/stat", "900 (nv-fabricmanage) S " + "0 " * 18 + "200 0 0\n")

@@ -174,7 +174,7 @@ class TestFabric:
 
     def test_warnings_before_the_document_do_not_matter(self) -> None:
         text = "WARNING: infoROM is corrupted\n" + answer(("Completed", "Success"))
-        assert parse_fabric(text) == (GpuFabric("00000000:00:00.0", "NVIDIA H200", "Completed", "Success"),)
+        assert parse_fabric(text) == (GpuFabric("0000:00:00.0", "NVIDIA H200", "Completed", "Success"),)
 
     def test_a_gpu_without_a_fabric_section_has_no_state(self) -> None:
         assert parse_fabric("<nvidia_smi_log><gpu/></nvidia_smi_log>") == (GpuFabric("GPU 0", "", "", ""),)

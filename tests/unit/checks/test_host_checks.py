@@ -1,6 +1,5 @@
 """For each check a host that passes and hosts that do not, with the verdict and the condition."""
 
-import gzip
 import os
 import struct
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from fmsupervisor.host.root import HostRoot
 from fmsupervisor.simulator import elf_files, pci_bus
 from fmsupervisor.simulator.hardware import GPUS, SWITCHES
 from fmsupervisor.simulator.kernel import SimulatedKernel
-from fmsupervisor.simulator.stock_files import NET_TCP_HEADER, NET_TCP_PORT_6666
+from fmsupervisor.simulator.stock_files import NET_TCP_HEADER, NET_TCP_PORT_6666, symvers
 from fmsupervisor.simulator.tree import PREFIX, VERSION, TreeOptions, nvidia_module
 
 RELEASE = "6.12.0-160000.28-default"
@@ -84,7 +83,7 @@ def several(*changes: Callable[[HostRoot], object]) -> Callable[[HostRoot], None
 
 
 def with_module(
-    *, signature: bytes | None = b"x" * 64, layout: int = 0x5F2A71C3, **info: str | None
+    *, signature: bytes | None = b"0" * 64, layout: int = 0x5F2A71C3, **info: str | None
 ) -> Callable[[HostRoot], None]:
     """Another nvidia.ko instead of the healthy one."""
 
@@ -105,8 +104,7 @@ def with_module(
 
 
 def with_symvers(**crcs: int) -> Callable[[HostRoot], None]:
-    lines = [f"0x{crc:08x}\t{name}\tvmlinux\tEXPORT_SYMBOL\t\n" for name, crc in crcs.items()]
-    return with_file(f"/usr/lib/modules/{RELEASE}/symvers.gz", gzip.compress("".join(lines).encode()))
+    return with_file(f"/usr/lib/modules/{RELEASE}/symvers.gz", symvers(crcs))
 
 
 def with_unit(text: str, config: str) -> Callable[[HostRoot], None]:
@@ -171,6 +169,8 @@ ROWS = (
     Row("module-symbols", "symvers agree", OK, change=with_symvers(module_layout=0x5F2A71C3, pci_enable_device=0x1B8C0D95), says="2 of 2"),
     Row("module-symbols", "symvers differ", FAILED, Code.MODULE_SYMBOL_VERSIONS, with_symvers(module_layout=0x5F2A71C3, pci_enable_device=1), says="pci_enable_device"),
     Row("module-symbols", "a symbol is missing", WARNING, Code.MODULE_UNKNOWN_SYMBOL, with_symvers(module_layout=0x5F2A71C3), says="pci_enable_device"),
+    Row("module-symbols", "a symbol is missing and there is no symvers", WARNING, Code.MODULE_UNKNOWN_SYMBOL, several(with_file("/proc/kallsyms", "0 D jiffies\n0 T pci_enable_device\t[pci]\n"), with_file(f"/lib/modules/{RELEASE}/modules.symbols", "# x\nalias symbol:drm_ioctl drm\n")), options={"module_symbols": {"drm_ioctl": 1, "gone": 2}}, says="gone: not in the kernel or its modules"),
+    Row("module-symbols", "a kernel that lists no variables", OK, change=several(with_file("/proc/kallsyms", "0 T module_layout\n"), with_file(f"/lib/modules/{RELEASE}/modules.symbols", "")), options={"module_symbols": {"drm_ioctl": 1}}),
     Row("module-symbols", "an in-tree module differs", FAILED, Code.MODULE_SYMBOL_VERSIONS, with_module(layout=7), says="module_layout"),
     Row("module-symbols", "no symbol versions", OK, options={"has_modversions": False}),
     Row("module-supported", "no tag on SUSE", WARNING, Code.MODULE_UNSUPPORTED, several(with_file("/etc/os-release", 'ID="sl-micro"\nID_LIKE="suse"\n'), with_module())),
@@ -185,6 +185,8 @@ ROWS = (
     Row("module-signature", "unsigned with Secure Boot", WARNING, Code.MODULE_SIGNATURE_REJECTED, several(with_module(signature=None), with_file(SECURE_BOOT, b"\x06\0\0\0\x01"))),
     Row("module-signature", "unsigned, nobody asks", OK, change=several(with_module(signature=None), with_file("/sys/kernel/security/lockdown", "[none] integrity confidentiality\n"))),
     Row("module-signature", "signed and locked down", OK, change=with_file("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n"), says="trusts the key"),
+    Row("module-signature", "a damaged signature", FAILED, Code.MODULE_DAMAGED, with_module(signature=b"x" * 64), says="even where none is asked for"),
+    Row("module-signature", "enforced before lockdown", FAILED, Code.MODULE_SIGNATURE_REJECTED, several(with_module(signature=None), with_file("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n"), with_file("/sys/module/module/parameters/sig_enforce", "Y\n"))),
     Row("module-signature", "lockdown of no sense", CANNOT_TELL, change=with_file("/sys/kernel/security/lockdown", b"\0\xff")),
     # software
     Row("installed", "no Fabric Manager", FAILED, Code.FABRIC_MANAGER_MISSING, options={"fabric_manager_version": None}),
@@ -287,7 +289,7 @@ def test_the_table_has_a_fault_for_every_check_and_every_condition_it_can_tell()
     untold = {(check.name, code) for check in HOST_CHECKS if check.name != "daemon" for code in check.codes} - told
     elsewhere = {
         ("device-nodes", Code.NODE_FAILED),  # test_daemon_check
-        ("guests", Code.REGISTRATIONS_LOST),  # test_daemon_check
+        ("guests", Code.GUEST_RESTART_REQUIRED),  # test_daemon_check
         ("libraries", Code.LOADER_ERROR),  # below
         ("versions", Code.VERSION_UNREADABLE),  # below
     }

@@ -28,8 +28,24 @@ BEFORE = {
     "gpu-would-be-taken": {Code.GPU_WOULD_BE_TAKEN},
     "foreign-fm": {Code.FOREIGN_FABRIC_MANAGER},
     "log-silent-full": {Code.LOG_FULL},
+    "module-refused-enoexec-modversions": {Code.MODULE_SYMBOL_VERSIONS},
+    "module-refused-einval": {Code.MODULE_SYMBOL_VERSIONS},
+    "module-refused-enoent": {Code.MODULE_UNKNOWN_SYMBOL},
+    "module-refused-ekeyrejected-unsigned": {Code.MODULE_SIGNATURE_REJECTED},
+    "module-refused-eperm-lockdown": {Code.MODULE_LOCKDOWN},
+    "module-refused-eperm": {Code.MODULE_LOADING_FORBIDDEN},
+    "module-refused-eperm-blacklist": {Code.MODULE_BLACKLISTED},
+    "module-refused-ebadmsg": {Code.MODULE_DAMAGED},
+    "module-other-flags": {Code.MODULE_VERMAGIC},
 }
-ONLY_WARNINGS = {"log-silent-full"}
+ONLY_WARNINGS = {"log-silent-full", "module-refused-enoent"}
+
+# Refusals of which a host shows nothing beforehand: a key that the kernel lacks, a file damaged in its middle, hardware,
+# memory, and the kernel's flags where no module of the kernel is left to show them.
+UNFORESEEN = {
+    *("enoexec-vermagic", "enoexec-damaged", "ekeyrejected", "enodev", "enodev-owned", "eio", "enodata"),
+    *("ebusy", "enomem"),
+}
 
 # What the kernel shows after nvidia.ko was loaded and the timeline was played.
 AFTER = {
@@ -52,7 +68,7 @@ def codes(report: Report) -> set[Code]:
     return {code for result in report.results for code in result.finding.codes}
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if not name.startswith("module-refused")])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_before_the_daemon_starts(tmp_path, name: str) -> None:
     scenario = SCENARIOS[name]
     report = check(World(scenario, str(tmp_path)), scenario)
@@ -76,3 +92,10 @@ def test_after_everything_has_happened(tmp_path, name: str) -> None:
 
 def test_the_expectations_name_scenarios() -> None:
     assert {*BEFORE, *AFTER} <= set(SCENARIOS)
+
+
+def test_what_is_foreseen_of_a_refusal_is_what_the_kernel_says() -> None:
+    refused = {name.removeprefix("module-refused-"): name for name in SCENARIOS if name.startswith("module-refused-")}
+    assert {short for short, name in refused.items() if name not in BEFORE} == UNFORESEEN
+    for name in set(refused.values()) & set(BEFORE):
+        assert BEFORE[name] == set(SCENARIOS[name].expectation.active)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fmsupervisor.conditions import Code
-from fmsupervisor.core import events
+from fmsupervisor.core import actions, events
 from fmsupervisor.core.reduce import reduce
 from fmsupervisor.core.state import Run, State
 from fmsupervisor.core.verdict import config_key, nodes_key
@@ -14,6 +14,8 @@ from fmsupervisor.facts import (
     DeviceState,
     DriverState,
     DriverView,
+    Guest,
+    GuestReading,
     Host,
     Installation,
     KernelBatch,
@@ -158,8 +160,21 @@ def ready(wanted: Settings | None = None, **changes: Any) -> State:
     state = replace(state, is_installation_stale=False)
     state = after(state, events.ConfigPrepared(make_config()), events.ForeignLookedFor(()))
     state = after(state, events.DriverObserved(make_view(DriverState.STANDBY)))
-    state = after(state, events.NodesEnsured((node(),)))
+    state = after(state, events.NodesEnsured((node(),)), *looked_for())
     return replace(state, **changes)
+
+
+def looked_for(*guests: Guest, hidden: Iterable[tuple[int, int]] = ()) -> tuple[events.Event, ...]:
+    """A search for guests, and what it found."""
+    reading = GuestReading(guests, frozenset(hidden))
+    return events.ActionTaken(actions.LookForGuests()), events.GuestsLookedFor(reading)
+
+
+def guest(
+    pid: int = 77, *, started: float = 0.0, gpus: Iterable[str] = GPUS[:1], name: str = "default_vm1", ticks: int = 0
+) -> Guest:
+    """A guest; ``started`` is on the monotonic clock."""
+    return Guest(pid, ticks or int(started * 100) + 1, started, name, tuple(gpus))
 
 
 def executed(wanted: Settings | None = None, **changes: Any) -> State:
@@ -171,7 +186,7 @@ def configured(wanted: Settings | None = None, **changes: Any) -> State:
     """Both witnesses have said configured."""
     state = after(executed(wanted), events.DriverObserved(make_view(DriverState.STANDBY)))
     state = after(state, said(LogKind.SESSION_HEADER, LogKind.CONFIGURED), events.DriverObserved(make_view()))
-    return replace(state, **changes)
+    return replace(after(state, *looked_for()), **changes)
 
 
 def after(state: State, *happened: events.Event, seconds: float = 0.0) -> State:

@@ -6,7 +6,7 @@ Looks at the world (``_world.LOOKS``) are not listed: they have no effect on the
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from _builders import COMING, GPUS, LIVE, SWITCHES, settings
+from _builders import COMING, GPUS, LIVE, SWITCHES, guest, settings
 from _world import LOOKS, Behaviour, World
 
 from fmsupervisor.conditions import Code
@@ -198,6 +198,7 @@ def _patience(policy: str) -> Settings:
 
 
 OLD = LoadedModule("live", "570.1")
+EARLY = guest(77, started=100.0, gpus=GPUS[:4])
 VENDOR = ForeignFabricManager(99, "pid 99 (/usr/bin/nv-fabricmanager)")
 EXIT_0 = ExitStatus(code=0)
 EXIT_1 = ExitStatus(code=1)
@@ -573,6 +574,63 @@ STORIES = (
             CONFIGURED,
         ),
         settings=settings(restart={"policy": "never"}),
+    ),
+    Story(
+        "a restart waits until no guest holds a GPU",
+        (
+            *UP,
+            row("it dies", both(dies(SEGV), wait(0.2)), S.FAILED, active=(Code.RESTART_WITHHELD,)),
+            row("the guests stay", wait(600), S.FAILED, active=(Code.RESTART_WITHHELD,)),
+            row(
+                "they cannot be looked for",
+                both(put(are_guests_observable=False), wait(60)),
+                S.FAILED,
+                active=(Code.RESTART_WITHHELD, Code.HARDWARE_UNOBSERVABLE),
+            ),
+            row(
+                "one has gone, one cannot be looked into",
+                both(put(are_guests_observable=True, guests=(EARLY,), hidden_pids={EARLY.pid}), wait(60)),
+                S.FAILED,
+                active=(Code.RESTART_WITHHELD, Code.HARDWARE_UNOBSERVABLE),
+            ),
+            row(
+                "both have gone",
+                both(put(guests=()), until(S.STARTING)),
+                S.STARTING,
+                DrawBackoff,
+                StartFabricManager,
+            ),
+            CONFIGURED,
+        ),
+        before=put(guests=(EARLY, guest(78, started=900.0, gpus=GPUS[4:]))),
+        settings=settings(restart={"policy": "when-no-guests"}),
+    ),
+    Story(
+        "a restart when no guest holds a GPU",
+        (
+            *UP,
+            row("it dies", dies(SEGV), S.BACKOFF, active=(Code.FABRIC_MANAGER_DIED,)),
+            row("guests are looked for", until(S.STARTING), S.STARTING, DrawBackoff, StartFabricManager),
+            CONFIGURED,
+        ),
+        settings=settings(restart={"policy": "when-no-guests"}),
+    ),
+    Story(
+        "nothing has registered that a restart could lose",
+        (
+            *UP[:3],
+            row("it dies before it has configured", wait(0.6), S.BACKOFF, DrawBackoff),
+            *RECOVERED[:2],
+            row(
+                "the guest has waited in vain",
+                both(until(S.CONFIGURED), wait(1)),
+                S.CONFIGURED,
+                active=(Code.GUEST_RESTART_REQUIRED,),
+            ),
+            row("it is power-cycled", both(put(guests=(guest(79, started=3000.0),)), wait(16)), S.CONFIGURED),
+        ),
+        before=both(behave(dies_at=0.5, status=SEGV), put(guests=(EARLY,))),
+        settings=settings(restart={"policy": "when-no-guests"}),
     ),
     Story(
         "it cannot be executed",

@@ -35,6 +35,8 @@ from fmsupervisor.facts import (
     DriverView,
     ExitStatus,
     ForeignFabricManager,
+    Guest,
+    GuestReading,
     Host,
     LoadedModule,
     LogKind,
@@ -53,6 +55,7 @@ LOOKS = (
     actions.EnsureNodes,
     actions.PrepareConfig,
     actions.LookForForeign,
+    actions.LookForGuests,
 )
 
 
@@ -102,6 +105,9 @@ class World:
         self.node_outcome = "kept"
         self.config_problem: Problem | None = None
         self.foreign: tuple[ForeignFabricManager, ...] = ()
+        self.guests: tuple[Guest, ...] = ()
+        self.are_guests_observable = True
+        self.hidden_pids: set[int] = set()  # of guests that cannot be looked into
         self.spawn_error = ""
         self.behaviour = Behaviour()
         self.probes: set[str] = set(SWITCHES)  # whose probe succeeds
@@ -257,6 +263,8 @@ class World:
                 self.fold(events.ConfigPrepared(make_config(*problems)))
             case actions.LookForForeign():
                 self.fold(events.ForeignLookedFor(self.foreign))
+            case actions.LookForGuests():
+                self.after(0.1, lambda: self.feed(events.GuestsLookedFor(self._guests())))
             case actions.DrawBackoff(attempt=attempt):
                 self.fold(events.BackoffDrawn(min(60.0, 2.0 ** (attempt - 1))))
             case actions.StartFabricManager():
@@ -300,6 +308,12 @@ class World:
                 for bus_id, chip in probed
             )
         )
+
+    def _guests(self) -> GuestReading | Unknown:
+        if not self.are_guests_observable:
+            return Unknown("/proc is not mounted")
+        hidden = frozenset(guest.identity for guest in self.guests if guest.pid in self.hidden_pids)
+        return GuestReading(tuple(guest for guest in self.guests if guest.identity not in hidden), hidden)
 
     def _nodes(self) -> tuple[NodeResult, ...]:
         minors = [device.minor for device in switches.devices(self.state)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from _builders import SWITCHES, after, configured, kernel_said, said, sxid
 
-from fmsupervisor.core.link_history import DAY_SECONDS, HOUR_SECONDS, errors_within
+from fmsupervisor.core.link_history import DAY_SECONDS, HOUR_SECONDS, errors_within, faults_within
 from fmsupervisor.core.state import State
 from fmsupervisor.facts import SwitchErrorKey
 
@@ -45,6 +45,17 @@ def test_they_grow_old(seconds: float, within_hour: int, within_day: int) -> Non
 )
 def test_some_are_left_out(key: SwitchErrorKey) -> None:
     assert lately(after(configured(), kernel_said(sxid(key)))) == ({}, {})
+
+
+def test_fatal_ones_are_counted_apart_so_that_a_link_that_comes_and_goes_shows() -> None:
+    fault = replace(KEY, sxid=20034, severity="fatal")
+    state = configured()
+    for _ in range(3):
+        state = after(state, kernel_said(sxid(fault)), seconds=2 * HOUR_SECONDS)
+    state = after(after(state, seconds=2 * HOUR_SECONDS), kernel_said(sxid(replace(fault, port=36))))
+    assert faults_within(state, DAY_SECONDS) == {LINK: 3, (SWITCHES[0], 36): 1}
+    assert faults_within(state, HOUR_SECONDS) == {(SWITCHES[0], 36): 1}
+    assert errors_within(state, DAY_SECONDS) == {}
 
 
 def test_those_from_before_the_start_are_left_out() -> None:

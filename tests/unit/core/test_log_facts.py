@@ -1,7 +1,7 @@
 """core.log_facts: what Fabric Manager writes becomes progress, registrations, failures, faults and counts."""
 
 import pytest
-from _builders import GPUS, SWITCHES, after, codes, configured, executed, ready, record, run_of, said
+from _builders import GPUS, SWITCHES, after, codes, configured, executed, make_view, ready, record, run_of, said
 
 from fmsupervisor.conditions import Code
 from fmsupervisor.core import events
@@ -77,7 +77,9 @@ def test_a_gpu_without_a_name_does_not_register() -> None:
 
 def test_a_restart_orphans_registrations_until_each_gpu_registers_again() -> None:
     state = after(configured(), said(gpu(), gpu(uuid="GPU-2", bus_id=GPUS[1])))
-    state = after(state, CRASH, events.FabricManagerStarted(2, "second"))
+    state = after(state, CRASH, events.FabricManagerStarted(2, "second"), seconds=1)
+    assert state.lost_registrations == frozenset()
+    state = after(state, events.DriverObserved(make_view()), said(LogKind.CONFIGURED))
     assert state.lost_registrations == {"GPU-1", "GPU-2"}
     assert Code.REGISTRATIONS_LOST in codes(problems(state))
     state = after(state, said(gpu()))

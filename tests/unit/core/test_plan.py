@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 from _builders import (
+    BEGUN,
     BLIND,
     SWITCHES,
     after,
     configured,
     executed,
+    looked_for,
     make_host,
     make_state,
     make_view,
@@ -27,6 +29,7 @@ from fmsupervisor.core.actions import (
     EnsureNodes,
     InspectInstallation,
     KillFabricManager,
+    LookForGuests,
     ObserveDriver,
     ObserveHost,
     StartFabricManager,
@@ -35,7 +38,7 @@ from fmsupervisor.core.actions import (
 )
 from fmsupervisor.core.plan import next_action, next_deadline
 from fmsupervisor.core.plan_times import HOST_INTERVAL_SECONDS
-from fmsupervisor.core.state import State, Stop
+from fmsupervisor.core.state import NEVER, State, Stop
 from fmsupervisor.facts import DriverState, ForeignFabricManager, LogBatch, LogKind
 
 STANDBY = events.DriverObserved(make_view(DriverState.STANDBY))
@@ -45,8 +48,8 @@ ENDING_HANGS = settings(fabric_manager={"hang_policy": "restart"})
 
 
 def quiet(state: State) -> State:
-    """Host, driver and nodes have just been looked at."""
-    state = after(state, events.HostObserved(state.host or make_host()), events.NodesEnsured((node(),)))
+    """Host, driver, nodes and guests have just been looked at."""
+    state = after(state, events.HostObserved(state.host or make_host()), events.NodesEnsured((node(),)), *looked_for())
     return replace(state, driver_observed_at=state.now.monotonic)
 
 
@@ -60,12 +63,18 @@ def asked(state: State) -> State:
     return replace(state, is_stopping=True)
 
 
+LATER = quiet(after(configured(), seconds=100))
 ROWS: tuple[tuple[str, State, type[Action] | None], ...] = (
     ("nothing is known", make_state(), ObserveHost),
     ("the hardware may have changed", after(configured(), events.HostMayHaveChanged()), ObserveHost),
     ("the last look is old", after(quiet(configured()), seconds=HOST_INTERVAL_SECONDS), ObserveHost),
     ("just executed", executed(), ObserveDriver),
     ("nothing to do", quiet(configured()), None),
+    ("guests were looked for 59 s ago", replace(LATER, guests_looked_at=BEGUN + 101 - 59), None),
+    ("guests were looked for 60 s ago", replace(LATER, guests_looked_at=BEGUN + 101 - 60), LookForGuests),
+    ("guests are being looked for", after(replace(LATER, guests_looked_at=NEVER), events.ActionTaken(LookForGuests())), None),
+    ("guests, and something more urgent", replace(quiet(configured()), guests_looked_at=NEVER, nodes_for=None), EnsureNodes),
+    ("no GPU, no guest", replace(quiet(configured()), guests_looked_at=NEVER, host=make_host(gpus=())), None),
     ("the nodes are outdated", replace(quiet(configured()), nodes_for=None), EnsureNodes),
     ("the files changed", replace(quiet(configured()), is_installation_stale=True), InspectInstallation),
     ("the files are being read", replace(quiet(configured()), is_installation_stale=True, is_inspecting=True), None),

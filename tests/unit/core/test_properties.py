@@ -15,6 +15,7 @@ from _builders import (
     moment,
     node,
 )
+from _promises import FILES, check_promises, faults
 from _world import Behaviour, World, check_state, check_step, hide
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -54,14 +55,6 @@ from fmsupervisor.settings import (
 property_test = hypothesis_settings(
     max_examples=100, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-ABOUT_OBSERVING = {
-    Code.HARDWARE_UNOBSERVABLE,
-    Code.LOG_UNREADABLE,
-    Code.DRIVER_UNOBSERVABLE,
-    Code.KERNEL_LOG_UNREADABLE,
-    Code.KERNEL_LOG_OVERRUN,
-}
-FILES = ("/proc/driver/nvidia-nvswitch/devices", "/proc/devices", "/sys/module/nvidia")
 BUSES = (*SWITCHES, "0000:09:00.0")
 
 modules = st.sampled_from([None, LIVE, COMING, LoadedModule("live", "570.1"), Unknown("permission denied")])
@@ -248,11 +241,6 @@ def change(world: World, data: st.DataObject) -> None:  # noqa: C901, PLR0912 - 
             world.feed(draw(unsolicited))
 
 
-def faults(state: State) -> set[tuple[Code, str]]:
-    """What is wrong, apart from what could not be looked at."""
-    return {(one.code, one.subject) for one in verdict(state).problems if one.code not in ABOUT_OBSERVING}
-
-
 def is_bounded(state: State) -> bool:
     """Whether nothing that Fabric Manager writes can make the state large."""
     run, counters = state.run, state.counters
@@ -319,8 +307,7 @@ def test_every_event_is_accepted_in_every_state(
         now += pause
         before, state = state, reduce(state, event, moment(now))
         check_step(before, state)
-        assert verdict(state).state in FabricState
-        assert next_deadline(state) > now
+        check_promises(state)
         action = next_action(state)
         if action is not None:
             state = reduce(state, events.ActionTaken(action), moment(now))

@@ -41,8 +41,8 @@ from fmsupervisor.core.actions import (
     StopCause,
 )
 from fmsupervisor.core.state import State, Stop
-from fmsupervisor.core.verdict import DEGRADING, FabricState, gate, verdict
-from fmsupervisor.facts import DriverState, ForeignFabricManager, LogKind, Problem, Unknown
+from fmsupervisor.core.verdict import DEGRADING, FabricState, gate, nodes_key, verdict
+from fmsupervisor.facts import DriverState, DriverView, ForeignFabricManager, LogKind, Problem, Unknown
 from fmsupervisor.settings import Settings
 
 S = FabricState
@@ -137,13 +137,22 @@ def test_no_register_loads_without_taking_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "starts", "is_resilient"),
-    [(FULL, 1, True), (FULL, 0, False), (settings(fabric_manager={"resiliency_restart": True}), 1, False)],
-    ids=["a restart in shared mode", "the first start", "bare metal"],
+    ("wanted", "says", "is_resilient"),
+    [
+        (FULL, make_view(), True),
+        (FULL, make_view(DriverState.MANAGER_TIMEOUT), True),
+        (FULL, make_view(DriverState.STANDBY), False),
+        (FULL, BLIND, False),
+        (settings(fabric_manager={"resiliency_restart": True}), make_view(), False),
+        (settings(fabric_manager={"fabric_mode": 1}), make_view(), False),
+    ],
+    ids=["the last one has just died", "long dead", "none has run since the boot", "cannot be asked", "mode 0", "no"],
 )
-def test_only_a_restart_in_a_shared_mode_resumes(wanted: Settings, starts: int, is_resilient: bool) -> None:
-    state = ready(wanted)
-    action = gate(replace(state, counters=replace(state.counters, starts=starts))).action
+def test_only_after_another_in_a_shared_mode_it_resumes(
+    wanted: Settings, says: DriverView | Unknown, is_resilient: bool
+) -> None:
+    state = after(ready(wanted), events.DriverObserved(says))
+    action = gate(replace(state, nodes_for=nodes_key(state))).action
     assert isinstance(action, StartFabricManager)
     assert action.resiliency is is_resilient
 

@@ -28,6 +28,7 @@ _CAUSES = {
     "PathsChanged": "files changed",
     "ModuleLoadEnded": "a load ended",
     "FabricManagerExited": "FM ended",
+    "GuestsLookedFor": "guests looked for",
     "LogRead": "FM's log",
     "SettingsReloaded": "settings reloaded",
     "StopRequested": "stop requested",
