@@ -33,26 +33,32 @@ from fmsupervisor.fabric_manager import ownership
 from fmsupervisor.host.root import HostRoot
 from fmsupervisor.settings import Settings
 
-_GROUPS = "/sys/fs/cgroup"
+# Where systemd has its hierarchy, by its kind: v2, alone or beside v1 ("hybrid"), and v1.
+_GROUPS = {"": ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), "name=systemd": ("/sys/fs/cgroup/systemd",)}
 _KILL_SECONDS = 5.0
 _ASK_SECONDS = 10.0
 _STOPS = ("stop", "restart", "try-restart")
 
 
-def after_stop(root: HostRoot, settings: Settings, environment: Mapping[str, str]) -> int:
-    """End what is left, or leave it, and say what was done: 0; 1 when it is not for this process to decide."""
+def after_stop(root: HostRoot, settings: Settings, environment: Mapping[str, str], group: str | None = None) -> int:
+    """End what is left, or leave it, and say what was done: 0; 1 when it is not for this process to decide.
+
+    ``group``: the directory of the unit's control group, if it is not the one that this process is in.
+    """
     directory = settings.service.state_directory
+    group = _own_group() if group is None else group
     holder = InstanceLock(root, directory).holder()
     if holder is not None:  # the record is its own
         _say(f"a supervisor is running (pid {holder or 'unknown'}); to end Fabric Manager, stop it")
         return 1
     left = handover.load(root, directory)
     pids = [] if left.record is None else list(ownership.marked(left.record.token))
-    if not (left.is_stopping or _is_stop(environment)):
+    if not (left.is_stopping or _is_stop(environment, os.path.basename(group))):
         if pids:
             _say(f"the supervisor has ended ({environment['SERVICE_RESULT']}); Fabric Manager is left running")
         return 0
-    pids += [pid for pid in _of_this_group(environment) if pid not in pids]
+    if "SERVICE_RESULT" in environment and group:
+        pids += [pid for pid in _processes(group) if pid not in pids]
     if pids:
         _say(f"ending what the supervisor has left: processes {', '.join(map(str, pids))}")
         _end(pids, settings.fabric_manager.stop_timeout_seconds)
@@ -61,11 +67,10 @@ def after_stop(root: HostRoot, settings: Settings, environment: Mapping[str, str
     return 0
 
 
-def _is_stop(environment: Mapping[str, str]) -> bool:
+def _is_stop(environment: Mapping[str, str], unit: str) -> bool:
     """Whether somebody wants the service to be stopped: by its result, by systemd's jobs, or by calling this."""
     if environment.get("SERVICE_RESULT", "success") == "success":
         return True
-    unit = os.path.basename(_own_group())
     command = ["systemctl", "--no-legend", "--plain", "--no-pager", "list-jobs", unit]
     try:
         jobs = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True)
@@ -104,12 +109,9 @@ def _wait(pidfds: dict[int, int], seconds: float) -> None:
             del pidfds[pidfd]
 
 
-def _of_this_group(environment: Mapping[str, str]) -> Iterator[int]:
-    """All others of the unit's control group; none when this is not a service of systemd."""
-    group = _own_group()
-    if "SERVICE_RESULT" not in environment or not group.endswith(".service"):
-        return
-    for directory, _, names in os.walk(f"{_GROUPS}{group}"):
+def _processes(group: str) -> Iterator[int]:
+    """All others in the control group and below it. Raises ``CannotObserve``."""
+    for directory, _, names in os.walk(group):
         if "cgroup.procs" not in names:
             continue
         try:
@@ -120,9 +122,15 @@ def _of_this_group(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def _own_group() -> str:
-    """The control group of this process; empty without cgroup v2."""
+    """The directory of the control group that this process is in; empty when it is no service of systemd."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8") as file:
-            return next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "")
+            lines = file.read().splitlines()
     except OSError:
         return ""
+    for line in lines:
+        _, kind, path = line.split(":", 2)
+        for mount in _GROUPS.get(kind, ()):
+            if path.endswith(".service") and os.path.isdir(mount + path):
+                return mount + path
+    return ""

@@ -289,7 +289,7 @@ class Daemon:
         live = Live(
             __version__,
             self._lock.descriptor,
-            self.reporter.directory,
+            self._settings.service.state_directory,
             self.supervisor.manager.memory(),
             self.reporter.memory(),
             listening,

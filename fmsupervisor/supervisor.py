@@ -134,8 +134,8 @@ class Supervisor:
                     self._act()
         finally:
             self._is_feeding = False
+        self._keep()  # first: what people have been told survives a crash
         self._reporter.report(self.state)
-        self._keep()
         self._keep_modules()
         self._set_timer()
         self._set_watches()
@@ -202,6 +202,11 @@ class Supervisor:
         """The last record of the kernel log that was read."""
         return self._kernel_watch.last_sequence if self._kernel_watch else None
 
+    @property
+    def _directory(self) -> str:
+        """Where the lock is: after a reload too."""
+        return (self.state.first_settings or self.state.settings).service.state_directory
+
     def _go_on(self) -> None:
         """Take over the Fabric Manager that is there already."""
         for text in self._inherited.dropped:
@@ -259,7 +264,7 @@ class Supervisor:
         news = {name: value for name, value in values.items() if name not in ("link_errors", "link_faults")}
         if news == self._kept or self.state.has_ended:
             return
-        directory = self._reporter.directory
+        directory = self._directory
         try:
             handover.save(self._root, directory, self.manager.record, self.state, self._clock.base)
         except ActionFailed as error:
@@ -275,14 +280,14 @@ class Supervisor:
 
     def _forget(self) -> None:
         try:
-            handover.forget(self._root, self._reporter.directory)
+            handover.forget(self._root, self._directory)
         except ActionFailed as error:
             self._reporter.action_failed(str(error))
 
     def _tell_keep_problem(self, text: str) -> None:
         if text == self._keep_problem:
             return
-        path = f"{self._reporter.directory}/{handover.FILE}"
+        path = f"{self._directory}/{handover.FILE}"
         problem = Problem(Code.STATUS_UNWRITABLE, text or self._keep_problem, path)
         self._keep_problem = text
         self._loop.call_soon(self.feed, events.ServiceProblem(problem, is_active=bool(text)))

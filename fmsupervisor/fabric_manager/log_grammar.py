@@ -11,6 +11,8 @@ hexadecimal numbers alone. So the engine takes a whole chunk, deletes ``[0-9a-f]
 texts into lines, and looks up each remaining *shape* in a small table of verdicts, learned by classifying the first
 line of each shape. Quiet kinds are then counted per shape without touching the line again; every other line is looked
 at itself. In one case a digit decides the kind, the status of an in-band message: ``status:0`` is marked before.
+A line that no rule knows says nothing about its shape: it may be a damaged one, whose letters a to f are missing, and
+the next of that shape an error that counts. Such lines are remembered with all their letters.
 
 The result does not depend on how the input is cut into chunks. Memory is bounded whatever comes: a partial line keeps
 its first 64 KiB, tables and lists have a limit, NUL bytes (holes that a truncation leaves) are dropped on arrival.
@@ -38,6 +40,7 @@ _UNKNOWN_LEVEL_LIMIT = 8
 _KNOWN_LEVELS = frozenset({"", "INFO", "WARNING", "ERROR", "CRITICAL"})
 _CALM_LEVELS = frozenset({"", "INFO", "DEBUG"})
 
+_DECIMAL = b"0123456789"
 _HEXADECIMAL = b"0123456789abcdef"
 _STATUS_GOOD = b"status:0 "
 _STATUS_MARKED = b"status:_ "
@@ -116,7 +119,8 @@ class LogParser:
         self._relay_limit = relay_limit
         self._partial: list[bytes] = []
         self._partial_bytes = 0
-        self._verdicts: dict[bytes, _Verdict] = {}
+        self._verdicts: dict[bytes, _Verdict] = {}  # by shape
+        self._unrecognised: dict[bytes, _Verdict] = {}  # by the line without decimal digits
         self._unknown_levels: set[str] = set()
         self._switch_error_texts: dict[bytes, tuple[SwitchErrorKey, Mapping[str, str]]] = {}
         self._counted_in: dict[bytes, set[SwitchErrorKey]] = {}  # time of one second -> what was counted in it
@@ -207,7 +211,8 @@ class LogParser:
 
     def _learn(self, line: bytes, shape: bytes) -> _Verdict:
         """The verdict on a shape that the table does not have; also asked again for one that came twice in a chunk."""
-        if known := self._verdicts.get(shape):
+        undigited = line.translate(None, _DECIMAL)
+        if known := self._verdicts.get(shape) or self._unrecognised.get(undigited):
             return known
         found = _split(line)
         kind, rule, _ = classify(found["message"], _level(found))
@@ -215,10 +220,11 @@ class LogParser:
         is_urgent = kind in TROUBLE_KINDS or level not in _CALM_LEVELS or (not level and self._source == "stderr")
         verdict = _Verdict(level, rule, kind, kind in QUIET_KINDS, is_urgent)
         depends_on_digits = kind is LogKind.INBAND_MESSAGE and _STATUS_GOOD not in line
-        if len(shape) <= _SHAPE_LIMIT_BYTES and not depends_on_digits:
-            if len(self._verdicts) >= _SHAPE_LIMIT:
-                self._verdicts.clear()
-            self._verdicts[shape] = verdict
+        table, name = (self._unrecognised, undigited) if kind is LogKind.UNRECOGNISED else (self._verdicts, shape)
+        if len(name) <= _SHAPE_LIMIT_BYTES and not depends_on_digits:
+            if len(table) >= _SHAPE_LIMIT:
+                table.clear()
+            table[name] = verdict
         return verdict
 
     def _bounded_level(self, level: str) -> str:
@@ -243,6 +249,7 @@ class LogParser:
         fields = verdict.rule.match(message, _level(found)) if verdict.rule else NO_FIELDS
         if fields is None:  # the same shape, and yet another text
             kind, _, fields = classify(message, _level(found))
+            self._new.unrecognised += kind is LogKind.UNRECOGNISED
         record = LogRecord(kind, verdict.level, _text(message), fields)
         self._record(record)
         if kind is not LogKind.GPU_PROBE:  # in-band traffic; "added GPU with UUID" tells people

@@ -9,6 +9,7 @@ The socket is not connected: every datagram names the path, so a restarted journ
 """
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
@@ -48,6 +49,8 @@ class JournaldSocket:
     def __init__(self, path: str = JOURNAL_SOCKET) -> None:
         self._path = path
         self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):  # no descriptor now; perhaps there is one for the first entry
+            self._socket = _datagram_socket()
 
     def send(self, entry: bytes) -> bool:
         """Hand one entry over; False when it is lost (journald busy, restarting or absent; no descriptor left)."""

@@ -29,7 +29,7 @@ from fmsupervisor.report.systemd import SystemdNotifier
 _QUIET_WRITE_SECONDS = 1.0  # counters alone do not rewrite the status file more often than this
 _WRITE_COST_SHARE = 0.02  # of the time may go into that, also when the document has grown large
 _LONGEST_QUIET_WRITE_SECONDS = 15.0
-_EXTENSION_SECONDS = 120.0  # of systemd's start time-out, which would end Fabric Manager too
+_EXTENSION_SECONDS = 120.0  # of systemd's start time-out, which would kill a daemon that is still waiting
 _STEADY = frozenset({FabricState.CONFIGURED, FabricState.NOT_APPLICABLE})
 
 
@@ -65,11 +65,6 @@ class Reporter:
     def snapshot(self) -> Snapshot | None:
         """What the metrics are made of: one reference, replaced as a whole."""
         return self._snapshot
-
-    @property
-    def directory(self) -> str:
-        """Where the status file is and the lock."""
-        return self._directory()
 
     def memory(self) -> ReporterMemory:
         """What was told, for ``resume``."""

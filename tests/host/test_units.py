@@ -129,7 +129,6 @@ def test_the_service_says(key, expected):
         pytest.param("User", id="User loses root"),
         pytest.param("MemoryMax", id="MemoryMax counts Fabric Manager"),
         pytest.param("ExecStop", id="ExecStop may run after a crash too"),
-        pytest.param("SendSIGHUP", id="SendSIGHUP would be a reload"),
     ],
 )
 def test_the_service_does_not_set_what_would_break_the_job(key):

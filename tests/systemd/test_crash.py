@@ -231,10 +231,19 @@ class TestAStop:
 
 
 class TestAfterStopByHand:
-    def test_ends_the_fabric_manager_of_a_service_that_has_failed(self, machine: Machine) -> None:
-        manager = start_without_restart(machine)
+    @pytest.mark.parametrize(
+        ("more", "state"),
+        [
+            pytest.param("Restart=no", "failed", id="failed"),
+            pytest.param("RestartSec=1h", "auto-restart", id="stopped before its next start"),
+        ],
+    )
+    def test_ends_the_fabric_manager_of_a_service_that_has(self, machine: Machine, more: str, state: str) -> None:
+        """In neither state is there anything that ``systemctl stop`` would run."""
+        manager = start(machine, more)
         machine.kill(machine.main_pid(), "KILL")
-        machine.wait_for_property(SERVICE, "ActiveState", "failed")
+        machine.wait_for_property(SERVICE, "SubState", state)
+        machine.do("stop", SERVICE)
         assert machine.processes() == [manager]
         result = machine.run(PROGRAM, "after-stop")
         assert f"processes {manager}" in result.stderr, files_of_the_state(machine)

@@ -17,7 +17,7 @@ REACHED = "ActiveEnterTimestampMonotonic"
 
 def advised_guest(*, refuses: bool = True) -> str:
     """The unit that README.md advises, as it stands there. ``refuses``: with the part that checks before the start."""
-    found = re.search(r"\n(    \[Unit\]\n(?:    .*\n|\n)+)", (UNITS / "README.md").read_text())
+    found = re.search(r"\n(    \[Unit\]\n    Wants=.*?\n)(?=\S)", (UNITS / "README.md").read_text(), re.DOTALL)
     assert found is not None
     advice = textwrap.dedent(found[1])
     check = f"{PROGRAM} wait"

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.xdist_group("systemd-upgrade")]
 PLACE = "/usr/local/lib/fmsupervisor-test"
 UPGRADED = f"{PLACE}/bin/fmsupervisor"
 LISTEN = "127.0.0.1:9752"
+WATCHDOG_SECONDS = 20
 SCRAPER = "/usr/local/bin/fmsupervisor-scraper"
 
 # Asks without a pause until its standard input ends; then says how often, and what went wrong.
@@ -58,7 +59,7 @@ def package(machine: Machine) -> Path:
 @pytest.fixture
 def modules(machine: Machine, package: Path) -> Path:
     """The same, of a daemon whose fabric is configured."""
-    machine.build_host(program=UPGRADED, metrics=LISTEN, more="WatchdogSec=20")
+    machine.build_host(program=UPGRADED, metrics=LISTEN, more=f"WatchdogSec={WATCHDOG_SECONDS}")
     machine.do("start", SERVICE)
     assert machine.property(SERVICE, "StatusText").startswith("configured:")
     return package
@@ -159,17 +160,17 @@ class TestReload:
 
     def test_twenty_times_refuses_no_scrape_and_misses_no_watchdog(self, machine: Machine, modules: Path) -> None:
         pids = (machine.main_pid(), machine.manager_pid())
-        began = time.monotonic()
+        began, times = time.monotonic(), 0
         with scraping(machine) as scraped:
-            for _ in range(20):
+            while times < 20 or time.monotonic() - began < 2 * WATCHDOG_SECONDS:  # it would have barked
                 execute_successor(machine, modules)
-        assert time.monotonic() - began > 20, "it was over before the watchdog could have barked"
+                times += 1
         asked, errors = scraped
         assert errors == []
-        assert asked > 20
+        assert asked > times
         assert (machine.main_pid(), machine.manager_pid()) == pids
         assert machine.property(SERVICE, "NRestarts") == "0"
-        assert len(continued(machine)) == 20
+        assert len(continued(machine)) == times
 
     def test_and_then_stop_ends_both(self, machine: Machine, modules: Path) -> None:
         manager = machine.manager_pid()

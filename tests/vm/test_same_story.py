@@ -18,6 +18,7 @@ from scenario import (
     BEHAVIOUR,
     GPUS,
     IDLE,
+    MODULES,
     SERVICE,
     SWITCHES,
     behave,
@@ -37,6 +38,11 @@ RETURN = "echo 1 >/sys/bus/pci/rescan"
 STRANGER = """
 mkdir /run/vendor && cp /bin/sleep /run/vendor/nv-fabricmanager
 systemd-run --quiet --unit=nvidia-fabricmanager /run/vendor/nv-fabricmanager infinity
+"""
+# Another version of the module, on its way when the board appears.
+LOADED_BEFORE = f"""
+(insmod {MODULES}/nvidia-other.ko init_delay_ms=8000 >/dev/null 2>&1 &)
+until grep -q coming /sys/module/nvidia/initstate; do sleep 0.1; done
 """
 
 
@@ -62,6 +68,7 @@ PLAYS = {
     "switch-missing": Play(board="absent=8"),
     "late-switches": Play(board="absent=12", meanwhile=f"echo 0 >{ABSENT}; {RETURN}"),
     "version-mismatch": Play(behaviour={"version": "580.159.03"}),
+    "reload-needed": Play(LOADED_BEFORE),
     "node-conflict": Play("echo left behind >/dev/nvidia-nvswitchctl"),
     "gpu-would-be-taken": Play("rmmod vfio-pci"),
     "foreign-fm": Play(STRANGER),

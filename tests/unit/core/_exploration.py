@@ -195,7 +195,8 @@ _OBSTACLES = (
     Surrounding(foreign=True),
     Surrounding(spawn_error="no memory"),
 )
-_SOME_MISSING = around(("whole", "a switch not probed", "a switch gone"))
+_ALL_SAID = ("configured",)
+_MISSING = around(("whole", "a switch gone"), _ALL_SAID)
 SCENES = (
     Scene(
         "the module",
@@ -210,9 +211,9 @@ SCENES = (
         around(("whole", "no switch", "NVLink 5", "a GPU without driver"), ("configured",)),
         others=("hardware event",),
     ),
-    Scene("missing switches are waited for", _with(), _SOME_MISSING, others=("stop requested",)),
-    Scene("missing switches are a failure", _with(switches={"when_missing": "fail"}), _SOME_MISSING),
-    Scene("missing switches are done without", _with(switches={"when_missing": "start-anyway"}), _SOME_MISSING),
+    Scene("missing switches are waited for", _with(), around(("whole", "a switch not probed", "a switch gone"))),
+    Scene("missing switches are a failure", _with(switches={"when_missing": "fail"}), _MISSING),
+    Scene("missing switches are done without", _with(switches={"when_missing": "start-anyway"}), _MISSING),
     Scene(
         "obstacles",
         _with(),
@@ -224,8 +225,8 @@ SCENES = (
     Scene(
         "the witnesses",
         _with(),
-        around(("whole", "a switch gone"), tuple(VIEWS)),
-        lines=("session header", "success line", "log unreadable"),
+        (*around(views=("standby", "configured", "timeout", "error")), Surrounding("a switch gone", "configured")),
+        lines=("success line",),
         others=("fatal SXid",),
     ),
     Scene(
@@ -244,7 +245,7 @@ SCENES = (
     Scene(
         "deaths",
         _with(),
-        around(),
+        around(views=_ALL_SAID),
         lines=("success line", "configuration rejected", "nothing to do", "address in use"),
         ends=tuple(ENDS),
         others=("files changed",),

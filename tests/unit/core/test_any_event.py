@@ -5,6 +5,7 @@ thinking of it. What hypothesis draws is the source of chance and how many event
 shortest history.
 """
 
+import os
 from random import Random
 
 import pytest
@@ -22,13 +23,15 @@ from fmsupervisor.core.reduce import reduce
 from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, verdict
 
-SOAK_EVENTS = 50_000  # of each seed; each event is made once and happens about five times
+SOAK_EVENTS = int(
+    os.environ.get("SOAK_EVENTS", "50000")
+)  # of each seed; each event is made once and happens about five times
 _PAUSES = (0.0, 0.0, 0.1, 1.0, 12.0, 40.0, 1000.0)
 
 seeds = st.integers(0, 1 << 32)
 lengths = st.integers(1, 80)
 property_test = hypothesis_settings(
-    max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -81,7 +84,7 @@ def test_looks_that_fail_neither_set_nor_clear_a_fault(seed: int, length: int, l
         assert len(shown) == 1 or not shown & {FabricState.CONFIGURED, FabricState.DEGRADED}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_soak(seed: int) -> None:
     """The state stays bounded, although half of all texts are new ones, and never breaks a promise."""
     chance = Random(seed)

@@ -31,6 +31,7 @@ from fmsupervisor.facts import (
     DriverState,
     ExitStatus,
     ForeignFabricManager,
+    Guest,
     Host,
     KernelBatch,
     KernelKind,
@@ -76,7 +77,7 @@ some_settings = st.builds(
         hang_seconds=st.sampled_from([0.0, 30.0]),
         hang_policy=st.sampled_from(["report", "restart"]),
     ),
-    restart=st.builds(RestartSettings, policy=st.sampled_from(["always", "never"])),
+    restart=st.builds(RestartSettings, policy=st.sampled_from(["always", "when-no-guests", "never"])),
 )
 records = st.builds(
     LogRecord,
@@ -166,6 +167,14 @@ installations = st.builds(
     problems=st.lists(problems, max_size=1).map(tuple),
     fingerprint=st.text("ab", max_size=1),
 )
+known_guests = st.builds(
+    Guest,
+    pid=st.integers(1, 3),
+    start_ticks=st.integers(1, 2),
+    started=st.sampled_from([0.0, 990.0, 1005.0, 1500.0]),
+    name=st.just("default_vm1"),
+    gpus=st.sets(st.sampled_from(GPUS), min_size=1, max_size=2).map(tuple),
+)
 unsolicited = st.one_of(
     st.builds(events.LogRead, batches),
     st.builds(events.KernelLogRead, kernel_batches),
@@ -205,7 +214,11 @@ def change(world: World, data: st.DataObject) -> None:  # noqa: C901, PLR0912 - 
     """One random thing happens in the world."""
     draw = data.draw
     bus_id = draw(st.sampled_from(BUSES))
-    match draw(st.integers(0, 16)):
+    match draw(st.integers(0, 17)):
+        case 17:
+            world.guests = draw(st.lists(known_guests, max_size=3, unique_by=lambda one: one.pid).map(tuple))
+            world.are_guests_observable = draw(st.booleans())
+            world.hidden_pids = draw(st.sets(st.integers(1, 3)))
         case 0 | 1 | 2:
             world.wait(draw(st.sampled_from([0.1, 1.0, 12.0, 40.0])))
         case 3:
@@ -286,6 +299,7 @@ def test_not_being_able_to_look_neither_sets_nor_clears_a_fault(data: st.DataObj
         now = moment(world.now + second)
         failed: list[events.Event] = [events.HostObserved(Unknown("gone")), events.DriverObserved(BLIND)]
         failed.append(events.LogRead(LogBatch("file", problem="permission denied")))
+        failed.append(events.GuestsLookedFor(Unknown("gone")))
         if dark.host is not None:
             hidden = data.draw(st.sets(st.sampled_from([*FILES, *BUSES, *GPUS])))
             failed.append(events.HostObserved(hide(replace(dark.host, problems=()), hidden)))

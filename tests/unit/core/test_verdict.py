@@ -161,6 +161,7 @@ INVISIBLE = replace(make_host(), module=Unknown("no"))
 STANDBY = events.DriverObserved(make_view(DriverState.STANDBY))
 SAYS_CONFIGURED = events.DriverObserved(make_view())
 TIMEOUT = events.DriverObserved(make_view(DriverState.MANAGER_TIMEOUT))
+RELOADED = (events.HostObserved(make_host(module=None)), events.HostObserved(make_host()))
 BEGUN = said(LogKind.SESSION_HEADER)
 SUCCESS = said(LogKind.CONFIGURED)
 
@@ -180,6 +181,8 @@ RUNNING: tuple[tuple[str, State, FabricState], ...] = (
     ("it has denied and cannot be asked", after(configured(), STANDBY, events.DriverObserved(BLIND)), S.DEGRADED),
     ("a switch is gone", after(configured(), events.HostObserved(make_host(SWITCHES[:3]))), S.DEGRADED),
     ("the driver is gone", after(configured(), events.HostObserved(make_host(module=None))), S.DEGRADED),
+    ("the driver is back and cannot be asked", after(configured(), *RELOADED, events.DriverObserved(BLIND)), S.DEGRADED),
+    ("the driver is back and has its routes", after(configured(), *RELOADED, SAYS_CONFIGURED), S.CONFIGURED),
     ("the driver is not visible", after(configured(), events.HostObserved(INVISIBLE)), S.CONFIGURED),
     ("overdue, the driver denies it", after(after(executed(), STANDBY, SUCCESS), seconds=181.0), S.DEGRADED),
 )  # fmt: skip
