@@ -50,6 +50,8 @@ _NOT_CARRIED = frozenset(
         "is_installation_stale",
         "is_inspecting",
         "is_loading",
+        "is_looking_for_guests",
+        "guest_search_began_at",
         "load_basis",
         "nodes_for",
         "config_for",

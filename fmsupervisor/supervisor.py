@@ -11,24 +11,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, assert_never
 
-from fmsupervisor import handover, signals
+from fmsupervisor import signals
 from fmsupervisor.clock import Clock
 from fmsupervisor.conditions import Code
+from fmsupervisor.continuity import Continuity
 from fmsupervisor.core import actions, events
 from fmsupervisor.core.module_map import module_map
 from fmsupervisor.core.plan import next_action, next_deadline
 from fmsupervisor.core.reduce import reduce
 from fmsupervisor.core.restart import backoff_seconds
-from fmsupervisor.core.state import Run, State
+from fmsupervisor.core.state import State
 from fmsupervisor.errors import ActionFailed, CannotObserve, ConfigError
-from fmsupervisor.fabric_manager import config_file, foreign, installation, ownership
+from fmsupervisor.fabric_manager import config_file, foreign, installation
 from fmsupervisor.fabric_manager.control import FabricManagerControl, read_version
-from fmsupervisor.fabric_manager.ownership import ManagerRecord
 from fmsupervisor.fabric_manager.process import Children
-from fmsupervisor.facts import ExitStatus, Installation, LogBatch, ModuleMap, NodeResult, Problem, Unknown
+from fmsupervisor.facts import ExitStatus, Installation, ModuleMap, NodeResult, Problem, Unknown
 from fmsupervisor.handover import Handover
 from fmsupervisor.host import device_nodes, guests, load_failure, module_store, snapshot
 from fmsupervisor.host.file_watch import FileWatch
@@ -66,11 +65,11 @@ class Supervisor:
         self._clock = clock
         self._reload_settings = reload_settings
         now = clock.now()
-        self._inherited = inherited or Handover()
+        self._continuity = Continuity(inherited or Handover(), root, clock, reporter.action_failed)
         self._execute_successor = execute_successor
-        self.state = self._inherited.begin(State(settings=settings, begun=now, now=now, first_settings=settings))
-        self._kept: dict[str, object] = {}
-        self._keep_problem = ""
+        self.state = self._continuity.inherited.begin(
+            State(settings=settings, begun=now, now=now, first_settings=settings)
+        )
         self._threads = 0
         self._queue: deque[events.Event] = deque()
         self._is_feeding = False
@@ -101,7 +100,9 @@ class Supervisor:
         self._reporter.begin(self.feed)
         try:
             self._ping_watchdog()
-            self._go_on()
+            self.state, before = self._continuity.take_over(self.state, self.manager, self._observe_host)
+            for event in before:
+                self._fold(event)
             self.feed(events.TimePassed())
             await self._ended
         finally:
@@ -111,7 +112,7 @@ class Supervisor:
             self.manager.close()
             self._reporter.end()
             if self.state.has_ended:
-                self._forget()
+                self._continuity.forget(self._directory)
 
     def _give_up(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A fault of this program: do not go on in an unknown state. ``run`` raises it and systemd restarts us."""
@@ -207,90 +208,15 @@ class Supervisor:
         """Where the lock is: after a reload too."""
         return (self.state.first_settings or self.state.settings).service.state_directory
 
-    def _go_on(self) -> None:
-        """Take over the Fabric Manager that is there already."""
-        for text in self._inherited.dropped:
-            self._reporter.action_failed(f"of what the earlier supervisor left, this cannot be used: {text}")
-        record, live = self._inherited.record, self._inherited.live
-        run = self._inherited.values.get("run")
-        if record is None:
-            return
-        if live is not None and isinstance(run, Run) and not record.has_ended:
-            try:
-                self.manager.resume(record, live.manager)
-            except (OSError, CannotObserve) as error:
-                self._reporter.action_failed(
-                    f"cannot go on with Fabric Manager as before: {error}; taking it over anew"
-                )
-            else:
-                self.state = replace(self.state, run=run)
-                return
-        self._adopt(record, run if isinstance(run, Run) and run.session == record.session else None)
-
-    def _adopt(self, record: ManagerRecord, run: Run | None) -> None:
-        if record.has_ended:
-            self.state = replace(self.state, has_orphans=self.manager.hunt(record) > 0)
-            return
-        try:
-            found = ownership.find(record)
-        except (ownership.NotOurs, CannotObserve) as error:
-            self._reporter.action_failed(f"a Fabric Manager is not taken over: {error}")
-            return
-        if found is None and record.identity is None:
-            return  # it was never executed
-        self._fold(self._observe_host())  # its log is about what is there
-        batches: list[LogBatch] = []
-        if found is not None:
-            batches = self.manager.adopt(record, *found)
-            record = self.manager.record or record
-            exited = None
-        else:
-            batches, lines, orphans = self.manager.bury(record)
-            exited = events.FabricManagerExited(ExitStatus(), lines, orphans, was_unseen=True)
-        pid = record.identity.pid if record.identity else 0
-        run = run or Run(record.session, pid, record.started, settings=record.settings)
-        self._fold(events.FabricManagerAdopted(run, record.config))
-        for batch in batches:
-            self._fold(events.LogRead(batch))
-        if exited is not None:
-            self._fold(exited)
-
     def _keep(self) -> None:
-        """Store what a crash must not make us forget, when it has changed."""
-        values = handover.carried(self.state, whole=False) | {
-            "record": self.manager.record,
-            "is_stopping": self.state.is_stopping,
-        }
-        news = {name: value for name, value in values.items() if name not in ("link_errors", "link_faults")}
-        if news == self._kept or self.state.has_ended:
-            return
-        directory = self._directory
-        try:
-            handover.save(self._root, directory, self.manager.record, self.state, self._clock.base)
-        except ActionFailed as error:
-            self._tell_keep_problem(str(error))
-            return
-        self._kept = news
-        self._tell_keep_problem("")
+        event = self._continuity.keep(self._directory, self.state, self.manager.record)
+        if event is not None:
+            self._loop.call_soon(self.feed, event)
 
     def write_again(self) -> None:
         """The files of the state directory may be gone."""
-        self._kept = {}
+        self._continuity.keep_again()
         self.feed(events.TimePassed())
-
-    def _forget(self) -> None:
-        try:
-            handover.forget(self._root, self._directory)
-        except ActionFailed as error:
-            self._reporter.action_failed(str(error))
-
-    def _tell_keep_problem(self, text: str) -> None:
-        if text == self._keep_problem:
-            return
-        path = f"{self._directory}/{handover.FILE}"
-        problem = Problem(Code.STATUS_UNWRITABLE, text or self._keep_problem, path)
-        self._keep_problem = text
-        self._loop.call_soon(self.feed, events.ServiceProblem(problem, is_active=bool(text)))
 
     def _observe_host(self) -> events.HostObserved:
         try:
@@ -426,7 +352,7 @@ class Supervisor:
         except CannotObserve as error:
             self._stop_watching(error)
         self._recall_modules()
-        live = self._inherited.live
+        live = self._continuity.inherited.live
         self._kernel_watch = KernelWatch(
             self._kernel, self._loop, self.feed, read_until=live.kernel_sequence if live else None
         )

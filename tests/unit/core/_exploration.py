@@ -191,9 +191,9 @@ OTHERS: Mapping[str, Callable[[State], events.Event | None]] = {
 _OBSTACLES = (
     Surrounding(view="configured"),
     Surrounding(view="configured", nodes="refused"),
-    Surrounding(config_problem=True),
-    Surrounding(foreign=True),
-    Surrounding(spawn_error="no memory"),
+    Surrounding(view="configured", config_problem=True),
+    Surrounding(view="configured", foreign=True),
+    Surrounding(view="configured", spawn_error="no memory"),
 )
 _ALL_SAID = ("configured",)
 _MISSING = around(("whole", "a switch gone"), _ALL_SAID)
@@ -277,9 +277,10 @@ def moves(state: State, scene: Scene) -> Iterator[Move]:
         return
     yield from (Move(what, event, is_look=what in _LOOKS) for what, event in _unasked(state, scene))
     at = {what: deadlines(state)[what] for what in _ahead(state)}
-    first = min((at[what] for what in at if what not in _LOOKS), default=plan_times.NEVER_COMES)
+    regular = _LOOKS | {"guests looked for again"}
+    first = min((at[what] for what in at if what not in regular), default=plan_times.NEVER_COMES)
     for what, when in at.items():
-        if what not in _LOOKS or when < first:  # else the look would get the credit for what the deadline does
+        if what not in regular or when < first:  # else the look would get the credit for what the deadline does
             yield Move(what, events.TimePassed(), when, is_look=what in _LOOKS)
 
 
