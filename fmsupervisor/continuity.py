@@ -84,7 +84,7 @@ class Continuity:
         return told if exited is None else [*told, exited]
 
     def keep(self, directory: str, state: State, record: ManagerRecord | None) -> events.ServiceProblem | None:
-        """Store what a crash must not make us forget, if it has changed. An event when that begins or ceases to fail."""
+        """Store what a crash must not make us forget, if it has changed; an event when that begins or ends to fail."""
         values = handover.carried(state, whole=False) | {"record": record, "is_stopping": state.is_stopping}
         news = {name: value for name, value in values.items() if name not in _NOT_WORTH_A_WRITE}
         if news == self._kept or state.has_ended:

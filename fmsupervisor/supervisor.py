@@ -39,6 +39,7 @@ from fmsupervisor.settings import Settings
 
 _MAX_ACTIONS_PER_EVENT = 100  # a correct plan needs a dozen; more is a fault of the plan, not of the host
 _UEVENT_PAUSE_SECONDS = 0.05  # bursts of uevents are read together
+_UEVENT_RETRY_SECONDS = 60.0
 _THREAD_RETRY_SECONDS = 1.0
 _WATCHDOG_MARGIN_SECONDS = 0.001
 
@@ -76,6 +77,7 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._uevents: UeventSource | None = None
         self._uevent_timer: asyncio.TimerHandle | None = None
+        self._uevent_problem: Problem | None = None
         self._watch: FileWatch | None = None
         self._watched: frozenset[str] = frozenset()
         self._compared: Installation | None = None  # with the files, since they are watched
@@ -341,11 +343,7 @@ class Supervisor:
             self._loop.call_later(_THREAD_RETRY_SECONDS, self._in_thread, work)
 
     def _begin_observing(self) -> None:
-        try:
-            self._uevents = self._kernel.monitor_uevents()
-            self._loop.add_reader(self._uevents.fileno(), self._uevent)
-        except CannotObserve as error:
-            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking every 15 s instead", "uevents"))
+        self._listen_for_uevents()
         try:
             self._watch = FileWatch(self._root)
             self._loop.add_reader(self._watch.fileno(), self._files_changed)
@@ -400,6 +398,28 @@ class Supervisor:
             self._loop.remove_reader(self._watch.fileno())
             self._watch.close()
 
+    def _listen_for_uevents(self) -> None:
+        try:
+            self._uevents = self._kernel.monitor_uevents()
+        except CannotObserve as error:
+            self._uevents_fail(error)
+            return
+        self._loop.add_reader(self._uevents.fileno(), self._uevent)
+        if self._uevent_problem is not None:
+            self._loop.call_soon(self.feed, events.ServiceProblem(self._uevent_problem, is_active=False))
+            self._loop.call_soon(self.feed, events.HostMayHaveChanged())
+            self._uevent_problem = None
+
+    def _uevents_fail(self, error: CannotObserve) -> None:
+        """Look on the timer instead, and try again."""
+        self._uevent_problem = Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking every 15 s instead", "uevents")
+        self.feed_later(self._uevent_problem)
+        self._uevent_timer = self._loop.call_later(_UEVENT_RETRY_SECONDS / self._clock.speed, self._listen_again)
+
+    def _listen_again(self) -> None:
+        self._uevent_timer = None
+        self._listen_for_uevents()
+
     def _uevent(self) -> None:
         if self._uevents is None:
             return
@@ -407,7 +427,11 @@ class Supervisor:
             is_news = self._uevents.drain()
         except CannotObserve as error:
             self._loop.remove_reader(self._uevents.fileno())
-            self.feed_later(Problem(Code.HARDWARE_UNOBSERVABLE, f"{error}; looking every 15 s instead", "uevents"))
+            self._uevents.close()
+            self._uevents = None
+            if self._uevent_timer is not None:
+                self._uevent_timer.cancel()
+            self._uevents_fail(error)
             return
         if not is_news or self._uevent_timer is not None:
             return

@@ -9,7 +9,7 @@ import pytest
 _ALLOWED_SKIPS = ("root may", "no IPv6")
 _ON_ONE_WORKER = (
     # Virtual machines, side by side: a worker builds up the saved states that its tests start from.
-    ("tests/vm/test_same_story.py", "tests/vm/test_nodes.py", "tests/vm/test_switches.py"),
+    ("tests/vm/test_same_story.py", "tests/vm/test_module.py", "tests/vm/test_nodes.py", "tests/vm/test_switches.py"),
     ("tests/vm/",),
     ("tests/prometheus/test_end_to_end.py",),
     ("tests/prometheus/test_alerts.py",),

@@ -24,7 +24,7 @@ def read_log(state: State, batch: LogBatch) -> State:
         size = batch.file_size_bytes if batch.file_size_bytes is not None else state.log_size_bytes
         state = replace(state, log_problem=batch.problem, log_size_bytes=size)
     for record in batch.records:
-        state = _read_record(state, record)
+        state = _read_record(state, record, is_old=batch.is_old)
     return count_reports(state, batch.switch_errors, is_old=batch.is_old)
 
 
@@ -47,7 +47,7 @@ def bounded_gpus(uuids: frozenset[str]) -> frozenset[str]:
     return uuids if len(uuids) <= _MAX_GPUS else frozenset(sorted(uuids)[:_MAX_GPUS])
 
 
-def _read_record(state: State, record: LogRecord) -> State:
+def _read_record(state: State, record: LogRecord, *, is_old: bool) -> State:
     run = state.run
     if run is None:
         return state
@@ -58,7 +58,8 @@ def _read_record(state: State, record: LogRecord) -> State:
         case LogKind.VERSION:
             return replace(state, run=replace(run, is_log_seen=True, version=fields.get("version")))
         case LogKind.CONFIGURED:
-            return replace(state, run=replace(run, is_log_seen=True, success=run.success or state.now))
+            at = run.started if is_old else state.now  # when is not known: not later than any guest that it was for
+            return replace(state, run=replace(run, is_log_seen=True, success=run.success or at))
         case LogKind.GPU_ADDED | LogKind.GPU_PROBE | LogKind.GPU_ROW:
             return _gpu_seen(state, run, record)
         case LogKind.PARTITION if run.partitions_told is None and fields.get("state", "").lower() == "activated":

@@ -11,8 +11,8 @@ hexadecimal numbers alone. So the engine takes a whole chunk, deletes ``[0-9a-f]
 texts into lines, and looks up each remaining *shape* in a small table of verdicts, learned by classifying the first
 line of each shape. Quiet kinds are then counted per shape without touching the line again; every other line is looked
 at itself. In one case a digit decides the kind, the status of an in-band message: ``status:0`` is marked before.
-A line that no rule knows says nothing about its shape: it may be a damaged one, whose letters a to f are missing, and
-the next of that shape an error that counts. Such lines are remembered with all their letters.
+A line that no rule knows says nothing about its shape: it may be a damaged one, and the next of that shape an error
+that counts. Such lines are remembered as they are, but for the values of their digits.
 
 The result does not depend on how the input is cut into chunks. Memory is bounded whatever comes: a partial line keeps
 its first 64 KiB, tables and lists have a limit, NUL bytes (holes that a truncation leaves) are dropped on arrival.
@@ -40,7 +40,7 @@ _UNKNOWN_LEVEL_LIMIT = 8
 _KNOWN_LEVELS = frozenset({"", "INFO", "WARNING", "ERROR", "CRITICAL"})
 _CALM_LEVELS = frozenset({"", "INFO", "DEBUG"})
 
-_DECIMAL = b"0123456789"
+_DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _HEXADECIMAL = b"0123456789abcdef"
 _STATUS_GOOD = b"status:0 "
 _STATUS_MARKED = b"status:_ "
@@ -120,7 +120,7 @@ class LogParser:
         self._partial: list[bytes] = []
         self._partial_bytes = 0
         self._verdicts: dict[bytes, _Verdict] = {}  # by shape
-        self._unrecognised: dict[bytes, _Verdict] = {}  # by the line without decimal digits
+        self._unrecognised: dict[bytes, _Verdict] = {}  # by the line, all digits alike
         self._unknown_levels: set[str] = set()
         self._switch_error_texts: dict[bytes, tuple[SwitchErrorKey, Mapping[str, str]]] = {}
         self._counted_in: dict[bytes, set[SwitchErrorKey]] = {}  # time of one second -> what was counted in it
@@ -211,8 +211,8 @@ class LogParser:
 
     def _learn(self, line: bytes, shape: bytes) -> _Verdict:
         """The verdict on a shape that the table does not have; also asked again for one that came twice in a chunk."""
-        undigited = line.translate(None, _DECIMAL)
-        if known := self._verdicts.get(shape) or self._unrecognised.get(undigited):
+        alike = line.translate(_DIGITS_ALIKE)
+        if known := self._verdicts.get(shape) or self._unrecognised.get(alike):
             return known
         found = _split(line)
         kind, rule, _ = classify(found["message"], _level(found))
@@ -220,7 +220,7 @@ class LogParser:
         is_urgent = kind in TROUBLE_KINDS or level not in _CALM_LEVELS or (not level and self._source == "stderr")
         verdict = _Verdict(level, rule, kind, kind in QUIET_KINDS, is_urgent)
         depends_on_digits = kind is LogKind.INBAND_MESSAGE and _STATUS_GOOD not in line
-        table, name = (self._unrecognised, undigited) if kind is LogKind.UNRECOGNISED else (self._verdicts, shape)
+        table, name = (self._unrecognised, alike) if kind is LogKind.UNRECOGNISED else (self._verdicts, shape)
         if len(name) <= _SHAPE_LIMIT_BYTES and not depends_on_digits:
             if len(table) >= _SHAPE_LIMIT:
                 table.clear()

@@ -192,12 +192,12 @@ RULES: tuple[Rule, ...] = (
         LogKind.VERSION_MISMATCH,
         Where.TROUBLE,
         r"(?:the )?fabric manager\b.*?\bdriver interface version (?P<fabric_manager>\d+(?:\.\d+)+)"
-        r".*?\bmatch\b.*?\bdriver version (?P<driver>\d+(?:\.\d+)+)",
+        r"(?>.*?\bmatch\b).*?\bdriver version (?P<driver>\d+(?:\.\d+)+)",
     ),
     _rule(
         LogKind.TOPOLOGY_MISMATCH,
         Where.TROUBLE,
-        r"(?:the )?detected number of (?:NVSwitch|GPU|device).*?\bmatch\b.*?\btopolog",
+        r"(?:the )?detected number of (?:NVSwitch|GPU|device)(?>.*?\bmatch\b).*?\btopolog",
     ),
     _rule(
         LogKind.CONFIG_INVALID,

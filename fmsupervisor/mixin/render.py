@@ -3,8 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 
-import yaml
-
 from fmsupervisor.mixin import alerts, recording
 from fmsupervisor.mixin.dashboards import dashboards
 from fmsupervisor.mixin.options import Options
@@ -38,11 +36,12 @@ def _kubernetes(groups: Groups) -> Mapping[str, object]:
 
 
 def _yaml(document: object) -> str:
-    return _HEAD + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=_COLUMNS, allow_unicode=True)
+    import yaml  # noqa: PLC0415 - heavy
 
+    class Dumper(yaml.SafeDumper):
+        """Without anchors: the same rules stand in several places."""
 
-class _Dumper(yaml.SafeDumper):
-    """Without anchors: the same rules stand in several places."""
+        def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
+            return True
 
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
-        return True
+    return _HEAD + yaml.dump(document, Dumper=Dumper, sort_keys=False, width=_COLUMNS, allow_unicode=True)

@@ -8,7 +8,8 @@
 # OUT/programs  what else is compiled: the agent, and one launcher for each program that is written in Python
 # OUT/modules   fake_hgx.ko, nvidia_dep.ko, selftest, and nvidia.ko in its variants:
 #   nvidia.ko                   580.126.09, not signed; also .zst .xz .gz
-#   nvidia-other.ko             580.159.03: another release of the same module
+#   nvidia-other.ko             580.159.03: a later release of the same module
+#   nvidia-older.ko             580.105.08: an earlier one
 #   nvidia-signed.ko            signed with a key that the kernel does not know
 #   nvidia-needs-dep.ko         depends on nvidia_dep.ko: "Unknown symbol" unless that is loaded
 #   nvidia-vermagic.ko          for a kernel of another kind: "version magic ... should be ..."
@@ -22,6 +23,7 @@ set -euo pipefail
 PACKAGES="linux-image-cloud-amd64 linux-headers-cloud-amd64 gcc libc6-dev make kmod xz-utils zstd openssl"
 VERSION=580.126.09
 OTHER_VERSION=580.159.03
+OLDER_VERSION=580.105.08
 
 [ $# = 1 ] || { echo "usage: $0 OUT" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || { echo "$0: must be root" >&2; exit 1; }
@@ -85,6 +87,8 @@ compile_all() {
   take nvidia nvidia
   compile -DSTUB_VERSION=$OTHER_VERSION
   take nvidia nvidia-other
+  compile -DSTUB_VERSION=$OLDER_VERSION
+  take nvidia nvidia-older
   compile -DSTUB_VERSION=$VERSION -DSTUB_NEEDS_DEP
   take nvidia nvidia-needs-dep
   chroot "$toolbox" gcc -O1 -Wall -Wextra -Werror -static -o /build/modules/selftest /build/source/selftest.c

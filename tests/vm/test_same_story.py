@@ -39,9 +39,9 @@ STRANGER = """
 mkdir /run/vendor && cp /bin/sleep /run/vendor/nv-fabricmanager
 systemd-run --quiet --unit=nvidia-fabricmanager /run/vendor/nv-fabricmanager infinity
 """
-# Another version of the module, on its way when the board appears.
+# The module of an earlier release, on its way when the board appears.
 LOADED_BEFORE = f"""
-(insmod {MODULES}/nvidia-other.ko init_delay_ms=8000 >/dev/null 2>&1 &)
+(insmod {MODULES}/nvidia-older.ko init_delay_ms=8000 >/dev/null 2>&1 &)
 until grep -q coming /sys/module/nvidia/initstate; do sleep 0.1; done
 """
 
