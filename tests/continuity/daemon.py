@@ -34,7 +34,15 @@ class Host:
         self.address = _free_address()
         self.settings = _merged(
             SCENARIOS[scenario].settings_at(SPEED),
-            {"metrics": {"listen": self.address}, "logging": {"format": "json"}, **(settings or {})},
+            _merged(
+                {
+                    "metrics": {"listen": self.address},
+                    "logging": {"format": "json"},
+                    # At this speed its default would be half a second of a busy machine.
+                    "fabric_manager": {"version_timeout_seconds": 600.0},
+                },
+                settings or {},
+            ),
         )
         self.write_settings({})
         self.program: Path | None = None

@@ -7,6 +7,7 @@ as they come; at the first one whose name is in ``FMSUPERVISOR_TEST_KILL`` the p
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from fmsupervisor.simulator.kernel import SimulatedKernel
 
 
 def _boundary(name: str) -> None:
-    if _is_in_kernel:
+    if threading.get_ident() in _in_kernel:
         return
     if listing := os.environ.get("FMSUPERVISOR_TEST_LIST"):
         with open(listing, "a") as file:
@@ -44,13 +45,13 @@ def _wrap(owner: Any, name: str, describe: Callable[..., str], *, before: bool =
 def _load(self: SimulatedKernel, *arguments: Any) -> None:
     """What the simulated driver does to its tree is one step: the real one does not stop half-way with us."""
     _boundary("before loading the module")
-    _is_in_kernel.append(True)
+    _in_kernel.add(threading.get_ident())
     _original_load(self, *arguments)
-    _is_in_kernel.clear()
+    _in_kernel.clear()
     _boundary("after loading the module")
 
 
-_is_in_kernel: list[bool] = []
+_in_kernel: set[int] = set()
 _original_load = SimulatedKernel.load_module
 SimulatedKernel.load_module = _load  # type: ignore[method-assign]
 _wrap(supervisor.Supervisor, "_perform", lambda _self, action: type(action).__name__)

@@ -19,10 +19,10 @@ before InspectInstallation
 after InspectInstallation
 before LookForGuests
 after LookForGuests
-before renaming to status.json
-after writing status.json
 before renaming to handover.json
 after writing handover.json
+before renaming to status.json
+after writing status.json
 before executing nv-fabricmanager --version
 after executing nv-fabricmanager --version
 before PrepareConfig
@@ -34,6 +34,7 @@ after PrepareConfig
 before LookForForeign
 after LookForForeign
 before LoadModule
+after LoadModule
 before loading the module
 after loading the module
 before EnsureNodes

@@ -34,7 +34,7 @@ def assert_refused(machine: Machine) -> None:
     assert found["state"] == "failed"
     assert found["fabric_manager"]["starts"] == 0
     assert not is_loaded(machine)
-    assert machine.run("pgrep nv-fabricmanage").code == 1
+    assert machine.run("pgrep -f 'nv-fabricmanager -c'").code == 1  # "--version" may be asked for
     assert machine.run("grep nvidia /proc/devices").output == ""
     assert machine.check("find /dev -name 'nvidia*'") == ""
 
