@@ -102,8 +102,7 @@ ExecStart=/usr/local/bin/supervisord -n -c /etc/supervisord.conf
 Restart=on-failure
 """
 _SUPERVISORD_CONF = """[supervisord]
-logfile=/dev/stdout
-logfile_maxbytes=0
+logfile=/run/supervisord.log
 pidfile=/run/supervisord.pid
 [program:fabricmanager]
 command=/usr/local/nvidia/start-fm.sh
@@ -233,13 +232,13 @@ def _supervisord() -> str:
     """A script that installs it; the launcher that is there runs it with our interpreter."""
     content = io.BytesIO()
     distribution = importlib.metadata.distribution("supervisor")
-    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for file in distribution.files or ():
             if file.parts[0] != ".." and "tests" not in file.parts and "__pycache__" not in file.parts:
                 archive.add(str(distribution.locate_file(file)), str(file))
     return f"""
 mkdir -p /usr/local/lib/supervisord
-base64 -d <<'END' | xz -d | tar -x -C /usr/local/lib/supervisord
+base64 -d <<'END' | tar -xz -C /usr/local/lib/supervisord
 {b64encode(content.getvalue()).decode()}
 END
 cat >/usr/local/lib/fmsupervisor/run-supervisord.py <<'END'

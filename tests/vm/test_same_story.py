@@ -77,7 +77,6 @@ PLAYS = {
     "module-refused-enoexec-vermagic": Play(module="nvidia-vermagic"),
     "switch-lost": Play(later=f"echo 1 >/sys/bus/pci/devices/{LAST}/remove"),
     "manager-error": Play(later="echo '3 1' >/sys/kernel/debug/nvidia_stub/manager_error"),
-    "crash-after-configured": told("crash 9"),
     "hang": Play(later="echo 3000 >/sys/kernel/debug/nvidia_stub/fm_timeout_ms; echo hang >/.simulator/commands"),
     "sxid-fatal": told(f"sxid fatal 20034 {LAST} 33"),
     "reset-needed": told("reset-needed"),
