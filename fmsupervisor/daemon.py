@@ -242,7 +242,7 @@ class Daemon:
     async def _check(self, program: Program) -> str:
         """Let the successor read everything; why it must not be executed, "" when it may."""
         await self._quiet()
-        descriptor = handover.write_descriptor(self._document(-1))
+        descriptor = handover.write_descriptor(self._document(self._live_now(-1)))
         try:
             command = (*program.command, CHECK_OPTION, f"/proc/{os.getpid()}/fd/{descriptor}")
             silent = {name: text for name, text in program.environment.items() if name not in SERVICE_MANAGER_VARIABLES}
@@ -267,15 +267,17 @@ class Daemon:
             self._begin_metrics(listening)
             await self._quiet()
             listening = await self._close_metrics()
-        descriptor = handover.write_descriptor(self._document(listening.fileno() if listening else -1))
-        live = handover.parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0)).live
-        inherited = (descriptor, *live.descriptors) if live else ()
         try:
-            program.execute(inherited, {handover.VARIABLE: str(descriptor)})
+            live = self._live_now(listening.fileno() if listening else -1)
+            descriptor = handover.write_descriptor(self._document(live))
+            try:
+                program.execute((descriptor, *live.descriptors), {handover.VARIABLE: str(descriptor)})
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            os.close(descriptor)
-            self._begin_metrics(listening)
             return f"it cannot be executed: {error.strerror}"
+        finally:
+            self._begin_metrics(listening)
         return "execve returned"
 
     async def _close_metrics(self) -> socket.socket | None:
@@ -284,9 +286,12 @@ class Daemon:
             self._bind_retry.cancel()
         return await server.hand_over() if server is not None else None
 
-    def _document(self, listening: int) -> bytes:
+    def _document(self, live: Live) -> bytes:
+        return handover.document(self.supervisor.manager.record, self.supervisor.state, self._clock.base, live)
+
+    def _live_now(self, listening: int) -> Live:
         state = self.supervisor.state
-        live = Live(
+        return Live(
             __version__,
             self._lock.descriptor,
             self._settings.service.state_directory,
@@ -298,7 +303,6 @@ class Daemon:
             tuple((block.problem, block.aspects) for block in state.blocks),
             state.settings,
         )
-        return handover.document(self.supervisor.manager.record, state, self._clock.base, live)
 
     def _tell_refusal(self, text: str) -> None:
         problem = Problem(Code.SUCCESSOR_REFUSED, text)

@@ -150,7 +150,7 @@ class Host:
         self.until(lambda: tell_fabric_manager(self.world.root, command))
 
     def processes(self) -> dict[int, str]:
-        """Living processes that were started from this host's tree."""
+        """Living processes that were started from this host's tree, but for one that only tells its version."""
         found = {}
         for name in os.listdir("/proc"):
             if not name.isdecimal():
@@ -158,7 +158,7 @@ class Host:
             with suppress(OSError):
                 command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 is_dead = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-                if f"{self.directory}/usr/local" in command and not is_dead:
+                if f"{self.directory}/usr/local" in command and "--version" not in command and not is_dead:
                     found[int(name)] = command
         return found
 

@@ -24,7 +24,7 @@ from fmsupervisor.core.state import State
 from fmsupervisor.core.verdict import FabricState, verdict
 
 SOAK_EVENTS = int(
-    os.environ.get("SOAK_EVENTS", "50000")
+    os.environ.get("SOAK_EVENTS", "20000")
 )  # of each seed; each event is made once and happens about five times
 _PAUSES = (0.0, 0.0, 0.1, 1.0, 12.0, 40.0, 1000.0)
 
