@@ -331,7 +331,8 @@ def _left(machine: Machine, each: Contender) -> Iterator[str]:
     if restarts:
         yield f"{restarts} restarts of the unit"
     major = machine.check("awk '$2 == \"nvidia-nvswitch\" { print $1 }' /proc/devices").strip()
-    wrong = machine.run(f"for n in /dev/nvidia-nvswitch*; do [ $(stat -c %Hr $n) = {major or 0} ] || echo $n; done")
+    nodes = "$(ls /dev/nvidia-nvswitch* 2>/dev/null)"
+    wrong = machine.run(f"for n in {nodes}; do [ $(stat -c %Hr $n) = {major or 0} ] || echo $n; done")
     if major and wrong.output.strip():
         yield f"{len(wrong.output.split())} nodes with wrong numbers"
 
