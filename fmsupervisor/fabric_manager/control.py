@@ -134,7 +134,7 @@ class FabricManagerControl:
         self._feed(FabricManagerStarted(child.pid, session, is_resilient, state_problem))
 
     def adopt(self, record: ManagerRecord, pidfd: int, identity: ownership.Identity) -> list[LogBatch]:
-        """Watch the running Fabric Manager of a supervisor that has died; what its log holds of this session."""
+        """Watch the running Fabric Manager of a supervisor that has died; what its log holds since it was started."""
         self._settle(record)
         pid = identity.pid
         session = record.session or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.started.wall))}-{pid}"
