@@ -129,11 +129,9 @@ class Handover:
 
     def begin(self, fresh: State) -> State:
         """The state to begin with: ``fresh``, with what was handed over."""
-        values = {name: value for name, value in self.values.items() if name not in ("run", "config")}
-        if self.live is None:
-            return replace(fresh, **values)
-        state = replace(fresh, **{**values, **{name: self.values[name] for name in ("config",) if name in self.values}})
-        if self.live.settings != fresh.settings:
+        later = ("run",) if self.live else ("run", "config")  # known when Fabric Manager's process has been found
+        state = replace(fresh, **{name: value for name, value in self.values.items() if name not in later})
+        if self.live is None or self.live.settings != fresh.settings:
             return state
         blocks = tuple(Block(problem, aspects, aspect_values(state, aspects)) for problem, aspects in self.live.blocks)
         return replace(state, blocks=blocks)

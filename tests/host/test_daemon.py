@@ -28,11 +28,14 @@ from fmsupervisor import config
 from fmsupervisor.clock import Clock
 from fmsupervisor.core.events import StopRequested
 from fmsupervisor.daemon import Daemon
+from fmsupervisor.errors import CannotObserve
 from fmsupervisor.report import journal
 from fmsupervisor.report.systemd import SERVICE_MANAGER_VARIABLES, SystemdNotifier
 from fmsupervisor.settings import LoggingSettings
 from fmsupervisor.simulator.command import _toml
+from fmsupervisor.simulator.kernel import SimulatedKernel
 from fmsupervisor.simulator.scenarios import SCENARIOS, _merged
+from fmsupervisor.simulator.uevents import SimulatedUevents
 from fmsupervisor.simulator.world import World
 
 SPEED = 20.0
@@ -517,6 +520,29 @@ class TestWhatChangesUnderneath:
                 await one.until(lambda: one.state == "failed")
                 program.write_text(right)
                 await one.until(lambda: one.state == "configured")
+
+        play(scene())
+
+    def test_uevents_that_cannot_be_heard_are_listened_for_again(
+        self, host: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heard: list[object] = []
+        listen = SimulatedKernel.monitor_uevents
+
+        def refuse_once(kernel: SimulatedKernel) -> SimulatedUevents:
+            if not heard:
+                heard.append(None)
+                raise CannotObserve("netlink", "no descriptor left")
+            heard.append(listen(kernel))
+            return heard[-1]  # type: ignore[return-value]
+
+        monkeypatch.setattr(SimulatedKernel, "monitor_uevents", refuse_once)
+
+        async def scene() -> None:
+            async with running(host) as one:
+                await one.until(lambda: "FMS-310" in one.codes)
+                await one.until(lambda: one.state == "configured" and "FMS-310" not in one.codes)
+                assert len(heard) == 2
 
         play(scene())
 
